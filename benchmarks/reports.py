@@ -223,7 +223,7 @@ def keep_cells(folders: Sequence[Path]) -> None:
         content[folder.name] = packed_cells([*read_cells(folder_of(folder.name)), *read_cells(folder)])
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as files:
-        for name in sorted(content):
+        for name in sorted(content, key="{}/".format):
             files.writestr(zipfile.ZipInfo(f"{name}/{FILE}"), content[name])  # of no date: the same bytes each time
     write(CELLS, archive.getvalue())
 

@@ -183,7 +183,8 @@ def test_a_stopped_cell_goes_on_and_its_cost_is_that_of_all_attempts(
     assert facts["cpu_seconds"] == pytest.approx(sum(a["cpu_seconds"] for a in facts["attempts"]))
     assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 12
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        *("assignments.jsonl", "cell.json", "clusters", "lock", "rounds.jsonl", "started.json", "state", "summary.json")
+        *("assignments.jsonl", "cell.json", "clusters", "lineage.jsonl", "lock", "rounds.jsonl", "started.json"),
+        *("state", "summary.json"),
     ]
     tables.run_cell(tmp_path, SMALL, "fedavg", "dirichlet", 0, {})
     assert json.loads((tmp_path / "cell.json").read_text()) == facts

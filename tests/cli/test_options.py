@@ -473,7 +473,7 @@ def test_sites_that_take_part_are_named_in_the_job(tmp_path, agreed):
 # ---- Templates ----
 
 
-TRACKED = Path(__file__).parents[1] / "job_templates"
+TRACKED = Path(__file__).parents[2] / "job_templates"
 NAMES = list(templates.TEMPLATES)
 
 

@@ -360,7 +360,7 @@ def test_a_class_of_ones_own_is_given_once(tmp_path):
     model = {"class_path": "tests.engine.test_saved_models.Foreign", "args": MODEL["args"]}
     run, server = finish(SPECS["ifca-cam"], tmp_path, model)
     with pytest.raises(
-        ConfigError, match=r"holds a tests\.engine\.test_served_sums\.Foreign; import its module first, or"
+        ConfigError, match=r"holds a tests\.engine\.test_saved_models\.Foreign; import its module first, or"
     ):
         read_model(run.folder / "clusters" / "cluster-1.safetensors")
     assert load_model(run.folder, "cluster-1")  # this program has imported it
