@@ -52,12 +52,7 @@ def add_withdraw_options(command: Parser) -> None:
 
 
 def withdraw(arguments: argparse.Namespace) -> None:
-    """``cfl-flare withdraw`` writes ``withdrawal.json`` into the run's folder, and runs again if asked to.
-
-    Raises:
-        ConfigError: nobody is named, the run has no such site, or cannot be repeated.
-        FileError: the run is damaged.
-    """
+    """``cfl-flare withdraw`` writes ``withdrawal.json`` into the run's folder, and runs again if asked to."""
     require(bool(arguments.site or arguments.participant), "withdraw: name who withdraws, by --site or --participant")
     run = load_run(the_run(arguments.run))
     names = leaving(run, arguments.site, arguments.participant)
@@ -86,7 +81,8 @@ def lines_of(run: Run, report: Withdrawal, written: dict[str, Any], real: bool) 
     """What is said of a withdrawal."""
     who = listed([*report.withdrawn])
     if report.first_round is None:
-        return [f"{who} trained in no round, and touched no model", f"report: {run.folder / WITHDRAWAL}"]
+        figures = f"{len(report.files)} files are of figures to which they may have added"
+        return [f"{who} trained in no round, and touched no model; {figures}", f"report: {run.folder / WITHDRAWAL}"]
     lines = [f"{who} trained from round {report.first_round} on", f"{len(report.files)} files are touched"]
     lines += [f"model {slot}: touched from round {number} on" for slot, number in report.models.items()]
     lines += [f"model {slot}: untouched" for slot in report.untouched]
@@ -107,14 +103,7 @@ def lines_of(run: Run, report: Withdrawal, written: dict[str, Any], real: bool) 
 
 
 def run_without(run: Run, report: Withdrawal, out: Path) -> Path:
-    """Runs again without those who withdraw; the models that they did not touch are copied.
-
-    Returns:
-        The new run's folder.
-
-    Raises:
-        ConfigError: there is no ``run.toml`` of the run, or what it names is no more.
-    """
+    """Runs again without those who withdraw, and copies the models that they did not touch; the new run's folder."""
     from cfl_flare.cli import parser
 
     places = [folder / options.CONFIG for folder in (run.folder, run.folder.resolve().parent)]
@@ -139,19 +128,15 @@ def run_without(run: Run, report: Withdrawal, out: Path) -> Path:
 
 
 def job_without(job: Path, out: Path, names: list[str], others: list[str]) -> Path:
-    """Writes a job without some sites, with another seed: from the same start, two jobs' models would give theirs.
-
-    Raises:
-        ConfigError: it is no job's folder.
-        FileError: its files are damaged.
-    """
+    """Writes a job without some sites, with another seed: from the same start, two jobs' models would give theirs."""
     where = job / "meta.json"
     meta = schema.checked(read_json(where), str(where), META)
     deployed: dict[str, list[str]] = {}
+    folders = {path.name for path in job.iterdir() if path.is_dir()}
     for app, targets in meta["deploy_map"].items():
         named = [SERVER, *others] if EVERY in targets else targets
         left = [target for target in named if target not in names]
-        require(Path(app).name == app, f"{where}: deploy_map has {shown(app)}, which is no folder of the job")
+        require(app in folders, f"{where}: deploy_map has {shown(app)}, which is no folder of the job")
         deployed |= {app: left} if left else {}
     require(any(SERVER in targets for targets in deployed.values()), f"{where}: no app is for the server; name a job")
     links = [path for path in job.rglob("*") if path.is_symlink()]

@@ -63,11 +63,7 @@ class Withdrawal:
 
 
 def leaving(run: Run, sites: Sequence[str], participants: Sequence[str]) -> list[str]:
-    """The names of a run's participants that withdraw: those of these sites, and these.
-
-    Raises:
-        ConfigError: the run has no such site or participant.
-    """
+    """The names of a run's participants that withdraw: those of these sites, and these."""
     people = {str(person["name"]): str(person.get("site")) for person in run.summary["participants"]}
     wanted = {"--site": (sites, sorted({*people.values()})), "--participant": (participants, [*people])}
     for option, (names, there) in wanted.items():
@@ -77,16 +73,13 @@ def leaving(run: Run, sites: Sequence[str], participants: Sequence[str]) -> list
 
 
 def withdrawal(run: Run, names: Sequence[str], beside: Path, store: Path | None = None) -> Withdrawal:
-    """What some of a run's participants have touched.
+    """What some of a run's participants have touched; a FileError if a file is damaged.
 
     Args:
         run: the run.
         names: theirs.
         beside: the folder whose runs may have started from the run's models.
         store: of the run's checkpoints, below a server's state root; None where it is not here.
-
-    Raises:
-        FileError: a file is damaged, or cannot be read.
     """
     for line in run.assignments:
         schema.checked(line, str(run.folder / ASSIGNMENTS), {}, LINE)
@@ -103,11 +96,13 @@ def withdrawal(run: Run, names: Sequence[str], beside: Path, store: Path | None 
     if not why_all:
         last = {line["participant"]: line for line in run.assignments}
         again = [name for name in again if name in last and any(slot in models for slot in _slots(last[name]))]
+    first = min((line["round"] for line in lines), default=None)
+    paths = {str(path.relative_to(run.folder)): path for path in below(run.folder)}
     kept = {f"{MODELS}/{slot}.safetensors" for slot in slots if slot not in models} | {WITHDRAWAL}
     kept |= {f"{SERVED}/{name}.safetensors" for name in everyone if name not in (*names, *again)}
-    paths = {str(path.relative_to(run.folder)): path for path in below(run.folder)} if lines else {}
+    if first is None:  # there are figures of theirs, and no model
+        kept |= {name for name in paths if name.endswith(".safetensors")}
     files = {name: file_sha256(path) for name, path in paths.items() if name not in kept}
-    first = min((line["round"] for line in lines), default=None)
     versions = {} if store is None else {n: store / f"round-{n:06d}.safetensors" for n in Store(store).versions()}
     before = max((number for number in versions if first is None or number <= first), default=None)
     return Withdrawal(
@@ -128,8 +123,7 @@ def withdrawal(run: Run, names: Sequence[str], beside: Path, store: Path | None 
 def couplings(run: Run, averages: bool = True) -> list[str]:
     """Why a participant's part in one cluster reaches the others; none if groups were given and share nothing.
 
-    Args:
-        averages: whether the run has models of several participants.
+    ``averages`` says whether the run has models of several participants.
     """
     method: Method | None = None
     try:

@@ -248,7 +248,8 @@ def test_who_never_trained_touched_nothing(run_of, tmp_path, capfd):
     assert main(["withdraw", "--participant", "p1", str(run)]) == 0
     assert "trained in no round" in capfd.readouterr().out
     report = json.loads((run / "withdrawal.json").read_text())
-    assert (report["first_round"], report["models"], report["files"], report["again"]) == (None, {}, {}, [])
+    assert (report["first_round"], report["models"], report["again"]) == (None, {}, [])
+    assert "summary.json" in report["files"] and not [n for n in report["files"] if n.endswith(".safetensors")]
 
 
 # ---- Real sites ----
@@ -344,7 +345,7 @@ def test_a_run_at_real_sites_is_not_run_here(run_of, tmp_path, capfd):
     assert "give its job's folder as --job" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("hostile", ["link", "app", "seed", "meta"])
+@pytest.mark.parametrize("hostile", ["link", "app", "above", "seed", "meta"])
 def test_a_hostile_job_is_refused(run_of, hostile, tmp_path, capfd):
     run = at_real_sites(run_of(FedAvg()), tmp_path)
     export = ["export", "--method", "fedavg", "--model", "mlp:input_shape=[8],num_classes=2", "--out", str(tmp_path)]
@@ -353,8 +354,9 @@ def test_a_hostile_job_is_refused(run_of, hostile, tmp_path, capfd):
     meta, config = job / "meta.json", job / "app/config/config_fed_server.json"
     if hostile == "link":
         (job / "app" / "secret").symlink_to("/etc/hostname")
-    elif hostile == "app":
-        meta.write_text(json.dumps({**json.loads(meta.read_text()), "deploy_map": {"../..": ["p2"], "app": ["@ALL"]}}))
+    elif hostile in ("app", "above"):
+        place = "../.." if hostile == "app" else ".."
+        meta.write_text(json.dumps({**json.loads(meta.read_text()), "deploy_map": {place: ["p2"], "app": ["@ALL"]}}))
     elif hostile == "seed":
         config.write_text(config.read_text().replace('"num_rounds"', '"seed": "x", "num_rounds"'))
     else:
