@@ -259,6 +259,9 @@ def software(of: Dossier) -> Section:
 
 def egress(of: Dossier) -> Section:
     method = str(of.setting("method", "method"))
+    if of.run.script is not None:
+        unknown = "A training script trained at the hospitals. It can send anything; what it sent is not known here."
+        return Section("What left each site", [unknown])
     text = [f"Models that left a hospital in a round, by {cut(method)}: {LEAVES.get(method, NOWHERE)}.", *ALWAYS]
     for key, words in (
         ("score_bins", "histograms of test scores by class"),

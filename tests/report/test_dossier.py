@@ -231,6 +231,14 @@ def test_a_study_s_dossier_is_of_what_it_chose_and_names_the_others(heart, tmp_p
     assert "hungary" not in html and "hungary loses" in written(tmp_path / "study", tmp_path / "names", "--names")
 
 
+def test_of_a_training_script_nothing_is_said_that_is_not_known(heart, tmp_path):
+    run = Path(shutil.copytree(heart, tmp_path / "run"))
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "train_script": "client.py"}))
+    html = written(run, tmp_path / "out")
+    assert "what it sent is not known here" in html and "Models that left a hospital" not in html
+
+
 def test_another_format_is_beside_the_model_and_a_table_s_is_refused(heart, tmp_path, capfd):
     pytest.importorskip("onnxruntime")
     words = "run --loop --method fedavg --participants 3 --rounds 1 --out"
