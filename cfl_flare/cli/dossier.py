@@ -174,7 +174,8 @@ def write_dossier(run: Run, study: dict[str, Any] | None, slot: str, out: Path, 
     Returns:
         The page.
     """
-    from cfl_flare.report.dossier import Dossier, dossier_page
+    from cfl_flare.report.dossier import dossier_page
+    from cfl_flare.report.dossier_view import Dossier
     from cfl_flare.report.write import write
     from cfl_flare.results.pseudonyms import pseudonymised, pseudonyms, with_pseudonyms
     from cfl_flare.results.sbom import bill_of_materials

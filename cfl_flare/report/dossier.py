@@ -4,20 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from cfl_flare.data.columns import Columns
 from cfl_flare.report.clusters import moves
 from cfl_flare.report.dossier_texts import ALWAYS, ANNEX_IV, CHANGES, LEAVES, NOWHERE
+from cfl_flare.report.dossier_view import Dossier
 from cfl_flare.report.facts import participants, settings_table
 from cfl_flare.report.measures import cross_site, discrimination
 from cfl_flare.report.page import Section, Table, View, cluster_label, page, sections
 from cfl_flare.report.text import cut, interval, named, number, signed
 from cfl_flare.results.pseudonyms import DIGITS
-from cfl_flare.results.run_dir import Run
 from cfl_flare.results.schema import count as is_count
 
 PARTS = ("method", "model", "training", "run", "private", "seed", "resumed_at")
@@ -26,49 +24,6 @@ LONG = 2000
 FEW = 10
 NOT_SAID = "not stated; the file of --plan can say it"
 FLOORS = ("min_sites_per_cluster", "min_samples_per_cluster", "max_weight_share", "hold_small_clusters")
-
-
-@dataclass(frozen=True)
-class Dossier:
-    """What a dossier is made of.
-
-    Attributes:
-        run: the run, under pseudonyms unless names are wanted.
-        slot: the model's name.
-        study: what a study found; None if the run is not of one.
-        files: by name, size and SHA-256 of each file that goes with the model.
-        software: by name, the versions of what is installed where the dossier was written.
-        plan: what `cfl_flare.cli.dossier.read_plan` read.
-        columns: what the columns of its tables mean; None for other data, or where nobody said it.
-        lineage: what a check of the run's lineage said, in lines; none if it has none.
-        names: hospitals have their own names, and numbers of samples are exact.
-    """
-
-    run: Run
-    slot: str
-    study: Mapping[str, Any] | None = None
-    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    software: Mapping[str, str] = field(default_factory=dict)
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    columns: Columns | None = None
-    lineage: Sequence[str] = ()
-    names: bool = False
-
-    @cached_property
-    def members(self) -> list[dict[str, Any]]:
-        """The participants whose model it is."""
-        cluster = self.slot.removeprefix("cluster-")
-        people = View(self.run).people
-        return people if cluster == self.slot else [p for p in people if str(p.get("cluster")) == cluster]
-
-    @cached_property
-    def view(self) -> View:
-        """The run with these participants alone."""
-        return View(replace(self.run, summary={**self.run.summary, "participants": self.members}))
-
-    def setting(self, part: str, name: str) -> Any:
-        values = self.run.summary.get(part)
-        return values.get(name) if isinstance(values, dict) else None
 
 
 def dossier_page(of: Dossier) -> str:
