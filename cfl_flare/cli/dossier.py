@@ -134,7 +134,7 @@ def _lineage(folder: Path, root: Path | None) -> list[str]:
     said = "nothing of the run was changed" if not count else f"{count} things were changed since; do not rely on it"
     who = "unsigned" if lineage.signer is None else "signed; its certificate was not checked against a root"
     if lineage.signer is not None and root is not None and not problems:
-        who = "signed with the certificate of the project's server, which was checked against the project's root"
+        who = "signed with a certificate of the project, which was checked against the project's root"
     return [
         f"The run chains digests of its settings, data summaries, {lineage.rounds} records and {lineage.files} files.",
         f"Checked when this file was written: {said}. The chain is {who}.",
