@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +22,15 @@ from cfl_flare.data import SOURCES, Npz, SiteData, sources
 from cfl_flare.data.images import Folder
 from cfl_flare.data.named import MNIST
 from cfl_flare.data.table import Table
+from cfl_flare.engine.drive import Checkpoints
+from cfl_flare.engine.server import Equipment
+from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import wire
-from cfl_flare.flare.aggregator import ClusteringAggregator
-from cfl_flare.flare.policy import limited_paths
-from cfl_flare.methods import build_method
+from cfl_flare.flare.aggregator import ClusteringAggregator, Start
+from cfl_flare.methods import Participant
 from cfl_flare.models import Logistic
 from cfl_flare.training.learner import Learner
+from cfl_flare.training.settings import TrainSettings
 from tests.flare.kits import BOUNDS, JOB, MODEL, answer, check_in, context, executor, kit, npz
 
 FLAT = describe(Logistic((1,), 2), "model")
@@ -341,15 +345,15 @@ def test_the_server_too_opens_no_file_for_a_job_but_the_job_s_own(tmp_path):
     for file in (carried / "start.pt", tmp_path / "secret.pt"):
         torch.save(model.state_dict(), file)
 
-    def begins(path: str) -> None:
-        component = ClusteringAggregator(JOB["method"], MODEL, initial_ckpt=path)
-        with limited_paths(fl_ctx):
-            component._initial(build_method(JOB["method"]), component.division(fl_ctx).layout, 0, fl_ctx)
+    start = Start([Participant(name, name, 40) for name in "abc"], Checkpoints())
 
-    begins("start.pt")
+    def begins(method: dict[str, Any], path: str | None = None) -> None:
+        component = ClusteringAggregator(method, MODEL, initial_ckpt=path)
+        component.begin(start, ServerSettings(1), TrainSettings(local_steps=1), Equipment(), fl_ctx)
+
+    begins(JOB["method"], "start.pt")
     for path in (str(tmp_path / "secret.pt"), f"{'../' * 9}{tmp_path}/secret.pt", "/etc/passwd"):
         with pytest.raises(PathError, match="run: initial_ckpt: the job names"):
-            begins(path)
-    indicator = ClusteringAggregator({"method": "fedds", "k": 2, "indicator_file": str(npz(tmp_path / "x.npz"))}, MODEL)
-    with limited_paths(fl_ctx), pytest.raises(PathError, match="indicator_file: the job names"):
-        indicator._logits(build_method(indicator.method), 0, fl_ctx)
+            begins(JOB["method"], path)
+    with pytest.raises(PathError, match="indicator_file: the job names"):
+        begins({"method": "fedds", "k": 2, "indicator_file": str(npz(tmp_path / "x.npz"))})
