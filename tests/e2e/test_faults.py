@@ -168,6 +168,7 @@ def test_a_client_that_its_daemon_restarts_loses_nothing(trial, undisturbed):
 
 def test_a_killed_server_process_a_damaged_checkpoint_and_an_abort_resume_to_the_same_models(trial, undisturbed):
     name = "resumed"
+    trial.faults(TWO).write_text(json.dumps({"delay": 1}))  # so that neither end comes after the last round
     job_id = trial.submit(trial.exported(name, "wecfl:k=2", min_clients=3))
     trial.after(name, 3)
     for process in trial.jobs_of(SERVER):
@@ -183,6 +184,7 @@ def test_a_killed_server_process_a_damaged_checkpoint_and_an_abort_resume_to_the
         session.abort_job(job_id)
         until("the job's end", lambda: session.get_job_meta(job_id)["status"] == "FINISHED:ABORTED")
     status, run = trial.ended(trial.submit(resumed))
+    trial.faults(TWO).unlink()
     assert status == "FINISHED:COMPLETED" and run.summary["resumed_at"] > damaged
     assert_same_models(undisturbed, run)
 

@@ -5,13 +5,14 @@
 A daemon of FLARE's, which starts each job's process, has that forked by the server of `tests.warm`, if there is one.
 
 The file that ``CFL_FAULTS`` names makes a site's job process answer wrongly: ``{"3": "TASK_UNKNOWN"}`` by round, or
-``{"version": "0.0.1"}``. It is read when the process starts.
+``{"version": "0.0.1"}``, or each round late: ``{"delay": 1}``, seconds. It is read when the process starts.
 """
 
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 WORKER = "nvflare.private.fed.app.client.worker_process"
@@ -49,6 +50,7 @@ def install(faults: dict[str, str]) -> None:
     execute = ClusteredExecutor.execute
 
     def wrong(self, task_name, shareable, fl_ctx, abort_signal):
+        time.sleep(float(faults.get("delay", 0)))
         reply = execute(self, task_name, shareable, fl_ctx, abort_signal)
         fault = faults.get(str(shareable.get_header("current_round"))) if task_name == "train" else None
         if fault == "undecodable":
