@@ -20,7 +20,6 @@ from nvflare.recipe.sim_env import SimEnv
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data import Digits
 from cfl_flare.flare import ClusteredRecipe, wire
-from cfl_flare.flare.job import client_apps
 from cfl_flare.flare.kit import allow
 from cfl_flare.models import MLP
 from cfl_flare.results.run_dir import load_run
@@ -185,7 +184,7 @@ def played(folder: Path) -> Path:
 def test_a_real_client_s_forged_answers_change_no_model(tmp_path, monkeypatch):
     """Each round another forgery; the models are those of a run in which that site's participants failed."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(client_apps, "ClusteredExecutor", Hostile)
+    monkeypatch.setattr(ClusteredRecipe, "_executor", Hostile)
     runs = {}
     for mode in ("forges", "fails"):
         monkeypatch.setenv(MODE, mode)
