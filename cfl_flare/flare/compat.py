@@ -251,9 +251,11 @@ class HeldRequests:
         if name == SpecialTaskName.TRY_AGAIN and not self._ended:
             if not self._free.acquire(blocking=False):
                 return name, task_id, data
-            with self._changed:
-                self._changed.wait_for(lambda: self._changes != before or self._ended, self.LONGEST)
-            self._free.release()
+            try:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._changes != before or self._ended, self.LONGEST)
+            finally:
+                self._free.release()
             name, task_id, data = self._answer(client, fl_ctx)
         if data is not None:
             data.set_header(TaskConstant.WAIT_TIME, self.SOON)
