@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         FedProx,
         FeSEM,
         Finetune,
+        Groups,
         KnowledgeSharing,
         Local,
         Method,
@@ -70,7 +71,7 @@ _NAMES = {
     "engine.settings": "ServerSettings",
     "flare": "ClusteredRecipe StudyRecipe simulator",
     "methods": "CAM CFL CGPFL FLHC IFCA Contrastive Ditto Ensemble FedAC FedAvg FedBABU FedCUAU FedDS FedDSMIC "
-    "FedGroup FedPer FedProx FeSEM Finetune KnowledgeSharing Local Method PerFedAvg Proximal WeCFL",
+    "FedGroup FedPer FedProx FeSEM Finetune Groups KnowledgeSharing Local Method PerFedAvg Proximal WeCFL",
     "models": "MLP CifarCNN FashionCNN LeafCNN Logistic MobileNetV2 ResNet18 UNet",
     "report.table": "results_table",
     "results": "Difference Run find_runs load_arrays load_model paired_difference",

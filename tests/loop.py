@@ -81,6 +81,7 @@ TRAINING = TrainSettings(lr=0.1, local_epochs=3)
 # What the methods' settings need; a method added later that needs more says so by failing here.
 GIVEN: dict[str, Any] = {"k": 2, "eps1": 9.0, "eps2": 0.0, "warmup": 1, "rounds_before": 1, "base": IFCA(k=2)}
 GIVEN["parts"] = [FedAvg(), IFCA(k=2)]
+GIVEN["groups"] = {f"p{i}": f"group {i % 2}" for i in range(8)}
 
 
 def method_of(name: str) -> Method:

@@ -60,7 +60,8 @@ def add_run_options(command: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    methods = [specs.build_named(text, penalties) for text, penalties in arguments.method]
+    groups = partial(specs.groups_of, arguments)
+    methods = [specs.build_named(text, penalties, groups=groups) for text, penalties in arguments.method]
     out = Path(arguments.out or f"cfl-runs/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     specs.check_out(out)
     simulation = Simulation(**given(arguments, Simulation))
@@ -116,6 +117,8 @@ def add_onboard_options(command: Parser) -> None:
     command.add_argument("--name", default="newcomer", metavar="N", help="what the newcomer is called (%(default)s)")
     file = "the server's samples, for a method that compares models on some; default: the file that the run names"
     command.add_argument("--indicator-file", metavar="F", help=file)
+    label = "its group, after a run of method groups; default: none, with the common model"
+    command.add_argument("--group", metavar="LABEL", help=label)
     stay = "rounds in its cluster; more train its own parts (a head, a personal model) further (%(default)s)"
     command.add_argument("--rounds", type=int, default=1, metavar="N", help=stay)
     trust = "a class of the run's that is not cfl_flare's own and may be imported; several may be given"
@@ -136,7 +139,7 @@ def onboard(arguments: argparse.Namespace) -> None:
     specs.check_out(out)
     source = with_columns(specs.read_source(arguments.data), columns_of(run.folder))
     (data,) = DataConfig(min_samples=1).host(source, name, 0, 1)
-    newcomer = run.join(data, run.logits(arguments.indicator_file), arguments.rounds)
+    newcomer = run.join(data, run.logits(arguments.indicator_file), arguments.rounds, arguments.group)
     path = run.save(newcomer, out)
     console = Console()
     print_whole(console, newcomer_table(newcomer, joining_rule(run.method)))

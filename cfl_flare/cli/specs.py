@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +16,23 @@ from rich.console import Console
 from cfl_flare.cli.options import SIMULATED, given, say, write_config
 from cfl_flare.core.config import build, from_dict, parse_spec, require
 from cfl_flare.core.errors import ConfigError, DataError
-from cfl_flare.data import SOURCES, DataSource, SiteData
+from cfl_flare.core.files import read_json
+from cfl_flare.core.settings import pick
+from cfl_flare.data import SOURCES, DataConfig, DataSource, SiteData
 from cfl_flare.data.files import expanded, from_here
 from cfl_flare.data.samples import read
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS
-from cfl_flare.methods import Method, build_method
+from cfl_flare.methods import Groups, Method, build_method
 from cfl_flare.models import MODELS
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import LearningTask
 
 if TYPE_CHECKING:
     from cfl_flare.flare import ClusteredRecipe, StudyRecipe
+
+# In place of a file: the groups that a simulation's data has.
+BY_DATA = "data"
 
 
 def read_source(text: str, here: bool = True) -> DataSource:
@@ -126,9 +131,30 @@ def shape_and_outputs(source: DataSource, data: str, training: TrainSettings) ->
     return tuple(train.x.shape[1:]), task.outputs(labels), task.form == "mask"
 
 
-def build_named(text: str, penalties: Sequence[str] = (), here: bool = True) -> Method:
-    """The method that the command line names, with its penalties; ``here`` as for `read_source`."""
+def groups_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """The group of each participant of a simulation by the data itself: of its table's column, or of its partition."""
+    source = read_source(arguments.data)
+    config = pick(DataConfig, dealt_out(source, given(arguments, *CONCERNS.values())), "data")
+    report = config.report(source)
+    return {name: str(group) for name, group in zip(report.names, report.truth) if group is not None}
+
+
+def build_named(
+    text: str, penalties: Sequence[str] = (), here: bool = True, groups: Callable[[], Any] | None = None
+) -> Method:
+    """The method that the command line names, with its penalties.
+
+    Args:
+        here: as for `read_source`.
+        groups: gives the groups that the data has, where those may be named.
+    """
     name, settings = parse_spec(text)
+    if name == Groups.name and isinstance(settings.get("groups"), str):
+        file = settings["groups"]
+        require(
+            file != BY_DATA or groups is not None, f"--method {text}: only a simulation knows them; name a JSON file"
+        )
+        settings["groups"] = groups() if file == BY_DATA and groups else read_json(Path(file))
     file = settings.get("indicator_file")
     if here and isinstance(file, str) and Path(file).exists():
         settings["indicator_file"] = str(Path(file).resolve())

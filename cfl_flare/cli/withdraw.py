@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.console import Console
 from cfl_flare.cli import options
 from cfl_flare.cli.options import Parser, say, with_config
 from cfl_flare.cli.run import run_names
-from cfl_flare.cli.specs import build_named, check_out
+from cfl_flare.cli.specs import build_named, check_out, groups_of
 from cfl_flare.core.config import require
 from cfl_flare.core.files import atomic_write, read_json
 from cfl_flare.core.text import shown
@@ -111,7 +112,9 @@ def run_without(run: Run, report: Withdrawal, out: Path) -> Path:
     require(config is not None, f"withdraw: {run.folder} has no {options.CONFIG} in it or above it; copy it there")
     words = ["run", "--config", str(config)]
     original = with_config(parser(), words)
-    chosen = dict(zip(run_names([build_named(*method) for method in original.method]), original.method))
+    groups = partial(groups_of, original)
+    methods = [build_named(text, penalties, groups=groups) for text, penalties in original.method]
+    chosen = dict(zip(run_names(methods), original.method))
     name = run.folder.resolve().name
     require(name in chosen, f"withdraw: {config} has no run {shown(name)}; it has {listed([*chosen])}")
     absent = [person["name"] for person in run.summary["participants"] if person["name"] not in report.again]

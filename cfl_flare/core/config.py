@@ -107,7 +107,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     settings: dict[str, Any] = {}
     parts, depth = [""] if rest else [], 0
     for char in rest:
-        depth += (char in "[(") - (char in "])")
+        depth += (char in "[({") - (char in "])}")
         if char == "," and depth == 0:
             parts.append("")
         else:

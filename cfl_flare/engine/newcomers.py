@@ -32,7 +32,7 @@ from cfl_flare.data.deal import read_indicator
 from cfl_flare.engine.indicator import Logits, logits_for
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result, Task, check_arrays
-from cfl_flare.methods import Method, ServerState, build_method
+from cfl_flare.methods import Groups, Method, ServerState, build_method
 from cfl_flare.methods.slots import is_cluster, with_parts
 from cfl_flare.methods.state import Predict
 from cfl_flare.results.metrics import average, leading, reported
@@ -98,10 +98,11 @@ def join(
 
 
 def is_placed(method: Method, state: ServerState, name: str) -> bool:
-    """Whether a participant is sent the model of the cluster in which it will stay; always true without clusters."""
-    if not method.clusters_in(state):
+    """Whether a participant is sent the model of the cluster in which it will stay, or there is none for it."""
+    sent = method.distribute(state, name)
+    if not method.clusters_in(state) or not sent.trains:
         return True
-    return name in state.assignment and any(map(is_cluster, method.distribute(state, name).slots))
+    return name in state.assignment and any(map(is_cluster, sent.slots))
 
 
 def _result(method: Method, state: ServerState, site: Site, name: str, train: bool, **settings: Any) -> Result:
@@ -212,13 +213,23 @@ class Finished:
         except DataError as error:
             raise DataError(f"{where}: compares models on {each} (--indicator-file): {error}") from error
 
-    def join(self, data: ParticipantData, logits: Predict | None = None, rounds: int = 1) -> Newcomer:
-        """Lets a participant join; see `join`. A ConfigError says that its name is taken."""
+    def join(
+        self, data: ParticipantData, logits: Predict | None = None, rounds: int = 1, group: str | None = None
+    ) -> Newcomer:
+        """Lets a participant join; see `join`. ``group`` is its label, after a run of given groups.
+
+        A ConfigError says that its name is taken, or that there is no such group.
+        """
+        method = self.method
+        if group is not None:
+            if not isinstance(method, Groups):
+                raise ConfigError(f"{self.folder}: method {method.label} places newcomers itself; leave --group out")
+            method = method.named(data.name, group)
         taken = [p["name"] for p in self.summary["participants"]]
         require(data.name not in taken, f"newcomer: {data.name!r} is a participant of the run; give it another name")
         self._site.add([data])
         with self._reading():
-            return join(self.method, self.state, self._site, data.name, logits, rounds)
+            return join(method, self.state, self._site, data.name, logits, rounds)
 
     def save(self, newcomer: Newcomer, folder: Path) -> Path:
         """Writes what a newcomer predicts with into a folder, for `read_model` of the results; returns the file."""

@@ -160,6 +160,8 @@ class Server:
         state = self.floor.shown_to(self.state)
         names = [name for name in self.participants if name in training or name in measuring]
         downloads = {name: self.method.distribute(state, name) for name in names}
+        training -= {name for name, sent in downloads.items() if not sent.trains}
+        downloads = {name: sent for name, sent in downloads.items() if name in training or name in measuring}
         tasks = {name: self._task(name, sent, name in training, evaluate) for name, sent in downloads.items()}
         self.round.close()
         self.round = Round(self, tasks, downloads)

@@ -21,6 +21,7 @@ from cfl_flare.methods.dsmic import FedDS, FedDSMIC
 from cfl_flare.methods.ensemble import Ensemble
 from cfl_flare.methods.fedac import FedAC
 from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local, PerFedAvg
+from cfl_flare.methods.groups import Groups
 from cfl_flare.methods.hierarchy import FLHC, FedGroup
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
@@ -106,7 +107,7 @@ METHODS: dict[str, type[Method]] = {
     cls.name: cls
     for cls in (
         *(FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, PerFedAvg),
-        *(IFCA, FeSEM, WeCFL, CGPFL, FedAC, FedDS, FedDSMIC, FedCUAU, CFL, FLHC, FedGroup),
+        *(IFCA, FeSEM, WeCFL, CGPFL, FedAC, FedDS, FedDSMIC, FedCUAU, CFL, FLHC, FedGroup, Groups),
         *(CAM, Ensemble, AutoK),
     )
 }
@@ -160,4 +161,6 @@ def _described(value: Any) -> Any:
     if isinstance(value, Penalty):
         known = PENALTIES.get(value.name) is type(value)
         return {"penalty": value.name if known else class_path(value, "penalty"), **_fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
     return [_described(v) for v in value] if isinstance(value, tuple) else value

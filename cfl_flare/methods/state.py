@@ -108,6 +108,7 @@ class Download:
         trains_choice: the difference of the model that it chose must come back as well, as the main one. It names the
             cluster that it chose in any case.
         arrays: shape of each array that must come back; None for a length that the server does not know.
+        trains: it may take part in the round; else it is served these models and not asked to train.
         joined: where models travel in parts, the slot of the part that each of them shares with others; on the site
             they are joined before the local step, and what it moved is split again.
     """
@@ -121,6 +122,7 @@ class Download:
     trains_choice: bool = True
     arrays: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     joined: Mapping[str, str] = field(default_factory=dict)
+    trains: bool = True
 
     def model(self, slot: str) -> Params:
         return self.models[self.slots.index(slot)]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 _ONE = "one"
 # What leaves a participant in a round, as the table in docs/egress.md says.
 LEAVES: Mapping[str, str] = {
-    **dict.fromkeys(("fedavg", "fedprox", "finetune", "ditto", "per-fedavg"), _ONE),
+    **dict.fromkeys(("fedavg", "fedprox", "finetune", "ditto", "per-fedavg", "groups"), _ONE),
     "ifca": "one, which reveals the cluster that the participant picked. With shared_backbone a backbone and a head",
     **dict.fromkeys(("fesem", "wecfl", "fedds", "feddsmic", "cfl", "fl-hc", "fedgroup"), _ONE),
     **dict.fromkeys(("fedper", "fedbabu"), "a backbone"),

@@ -123,6 +123,7 @@ def test_a_run_that_needs_single_models_refuses_sums():
 SUMMING = (
     *("fedavg", "fedprox", "finetune", "fedper", "fedbabu", "ditto", "per-fedavg", "ifca:k=3"),
     *("ifca:k=3,shared_backbone=True", "ifca-cam:k=3,warmup=1", "fedavg+:k=2", "fedavg+ifca:k=3"),
+    "groups:groups={'p0':'a','p1':'b','p2':'a','p5':'b','p6':'b'},warmup=1",
 )
 
 

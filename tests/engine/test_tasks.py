@@ -26,6 +26,7 @@ from tests.loop import run_loop
 SETTINGS = {
     "cfl": "cfl:eps1=0.6,eps2=1.1",
     "fl-hc": "fl-hc:k=2,rounds_before=1",
+    "groups": "groups:groups={'p0':'a','p1':'b'},warmup=1,pull=0.1",
     "auto-k": "wecfl:k=auto,warmup=1",
     **{name: f"{name}:k=2,warmup=1" for name in ("ifca-cam", "fesem-cam", "wecfl-cam")},
     **{name: f"{name}:k=2" for name in ("ifca", "fesem", "wecfl", "cgpfl", "fedgroup", "fedac", "fedcuau", "fedavg+")},

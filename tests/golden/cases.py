@@ -19,6 +19,8 @@ KEPT = ("--keep-momentum",)
 CON, CKS, PROX = "contrastive", "knowledge_sharing", "proximal"
 PAIRWISE = "knowledge_sharing:pairwise=True"
 NESTED_CAM = "cam:base=({'method':'wecfl','k':3,'penalties':[{'penalty':'contrastive'}]}),warmup=1"
+# One participant has no label.
+GIVEN = "{" + ",".join(f"'p{i:02d}':'group {i % 2}'" for i in range(11)) + "}"
 DEEPER = ("--model", "mlp:hidden=[16,12]")
 
 
@@ -99,6 +101,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "fl-hc": method("fl-hc:k=3,rounds_before=1"),
     "fl-hc-threshold": method("fl-hc:threshold=0.5,rounds_before=2,metric=cosine,linkage=average"),
     "fedgroup": method("fedgroup:k=3"),
+    "groups": method(f"groups:groups={GIVEN}"),
+    "groups-warmup": method(f"groups:groups={GIVEN},warmup=2,pull=0.1,finetune=True"),
     "ifca-cam": method("ifca-cam:k=3,warmup=2"),
     "ifca-cam-alternating": method("ifca-cam:k=3,warmup=1,updates=alternating"),
     "ifca-cam-damped": method("ifca-cam:k=3,warmup=1,step=damped"),

@@ -156,7 +156,11 @@ def test_any_partition_s_settings_are_taken_or_refused(name):
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_any_method_s_settings_are_taken_or_refused(name):
-    @given(st.dictionaries(st.sampled_from(["k", "warmup", "starts", "seed", "base", "mu", "copies", "parts"]), ANY))
+    @given(
+        st.dictionaries(
+            st.sampled_from(["k", "warmup", "starts", "seed", "base", "mu", "copies", "parts", "groups"]), ANY
+        )
+    )
     @cases(60)
     def check(values):
         with little_memory():

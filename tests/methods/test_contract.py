@@ -397,7 +397,7 @@ def test_named_settings_are_those_that_are_built(name):
     assert combination.summary.endswith(".")
 
 
-NEEDED = {"cfl": {"eps1": 0.5, "eps2": 1.0}}
+NEEDED = {"cfl": {"eps1": 0.5, "eps2": 1.0}, "groups": {"groups": {"a": "x", "b": "y"}}}
 
 
 def settings_of(name: str) -> dict:

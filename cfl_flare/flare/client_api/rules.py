@@ -40,7 +40,7 @@ def check_method(method: Method) -> None:
     require(
         not unable,
         f"method {method.label}: a training script cannot do its {', '.join(unable)} on the site; use fedavg, fedprox, "
-        "fesem, wecfl, cfl, fl-hc, fedgroup or ifca without it, or leave train_script out",
+        "fesem, wecfl, cfl, fl-hc, fedgroup, groups or ifca without it, or leave train_script out",
     )
 
 
