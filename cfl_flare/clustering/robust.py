@@ -15,6 +15,8 @@ ISOLATED = 2.0
 OPPOSED = -0.1
 # Stands for a median of 0.
 TINY = 1e-100
+# So much of all weight may be trimmed too much: sums of shares are rounded.
+ROUNDED = 1e-9
 
 
 def by_columns(rows: Sequence[np.ndarray], statistic: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -26,25 +28,50 @@ def by_columns(rows: Sequence[np.ndarray], statistic: Callable[[np.ndarray], np.
     return result
 
 
-def coordinate_median(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """The median of each coordinate (Yin et al. 2018, Def. 1).
+def coordinate_median(rows: Sequence[np.ndarray], weights: Sequence[float] = ()) -> np.ndarray:
+    """The median of each coordinate (Yin et al. 2018, Def. 1): half of the weight is on either side of it.
+
+    Without weights, all rows are equal.
 
     >>> coordinate_median([np.array([0.0, 5.0]), np.array([1.0, 6.0]), np.array([900.0, -7.0])]).tolist()
     [1.0, 5.0]
+    >>> coordinate_median([np.array([v]) for v in (1.0, 2.0, 900.0)], [3.0, 2.0, 2.0]).tolist()
+    [2.0]
     """
-    return by_columns(rows, lambda block: np.median(block, axis=0))
+    return _middle(rows, _shares(rows, weights), 0.5)
 
 
-def trimmed_mean(rows: Sequence[np.ndarray], hostile: int) -> np.ndarray:
-    """The mean of each coordinate without its ``hostile`` lowest and highest values (Yin et al. 2018, Def. 2).
+def trimmed_mean(rows: Sequence[np.ndarray], hostile: int, weights: Sequence[float] = ()) -> np.ndarray:
+    """The mean of each coordinate without its lowest and highest values (Yin et al. 2018, Def. 2).
 
-    If too few rows would be left, as many are trimmed as leave one or two: the median.
+    As much weight is trimmed at either end as the ``hostile`` heaviest rows have. If that is half or more: the median.
 
     >>> trimmed_mean([np.array([v]) for v in (1.0, 2.0, 900.0, 4.0)], 1).tolist()
     [3.0]
+    >>> trimmed_mean([np.array([v]) for v in (1.0, 2.0, 4.0, 900.0)], 1, [3.0, 3.0, 3.0, 1.0]).tolist()
+    [2.5]
     """
-    cut = min(hostile, (len(rows) - 1) // 2)
-    return by_columns(rows, lambda block: np.sort(block, axis=0)[cut : len(rows) - cut].mean(axis=0, dtype=np.float64))
+    shares = _shares(rows, weights)
+    return _middle(rows, shares, float(np.sort(shares)[::-1][:hostile].sum()))
+
+
+def _shares(rows: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    given = np.array(weights or [1.0] * len(rows))
+    return given / given.sum()
+
+
+def _middle(rows: Sequence[np.ndarray], shares: np.ndarray, cut: float) -> np.ndarray:
+    """The mean of each column but for its lowest and highest values, as many as have the share ``cut``."""
+    cut = min(cut + ROUNDED, 0.5 - ROUNDED)
+
+    def statistic(block: np.ndarray) -> np.ndarray:
+        columns = np.ascontiguousarray(block.T)
+        order = np.argsort(columns, axis=1)
+        ends = np.cumsum(shares[order], axis=1)
+        left = np.clip(np.minimum(ends, 1 - cut) - np.maximum(ends - shares[order], cut), 0, None)
+        return np.asarray((np.take_along_axis(columns, order, axis=1) * left).sum(axis=1) / left.sum(axis=1))
+
+    return by_columns(rows, statistic)
 
 
 def multi_krum(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice] | None = None) -> list[int]:

@@ -4,17 +4,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
 
 import numpy as np
 
+K = TypeVar("K", bound=Hashable)
 # A value counts as at most this many median deviations away from the median.
 REACH = 5.0
 # Among fewer values, the outlier cannot be told.
 FEWEST_VALUES = 3
 
 
-def capped(weights: Mapping[str, float], share: float) -> dict[str, float]:
+def capped(weights: Mapping[K, float], share: float) -> dict[K, float]:
     """Lowers the weights that are more than a share of the sum of all; the others stay.
 
     If there are fewer than 1 / share weights, all become the smallest.
@@ -31,12 +33,12 @@ def capped(weights: Mapping[str, float], share: float) -> dict[str, float]:
     return dict.fromkeys(weights, descending[-1])
 
 
-def bounded_weights(weights: Mapping[str, float], sites: Mapping[str, str], share: float | None) -> dict[str, float]:
-    """Participants' weights, lowered where those of one site are more than a share of the sum.
+def bounded_weights(weights: Mapping[K, float], sites: Mapping[K, Hashable], share: float | None) -> dict[K, float]:
+    """Weights, lowered where those of one site are more than a share of the sum.
 
     Args:
-        weights: by participant.
-        sites: each participant's; a participant that is not named is a site of its own.
+        weights: by participant, or of what else has weights.
+        sites: each one's; what is not named is a site of its own.
         share: the most that one site has; None for no bound.
 
     >>> bounded_weights({"a": 1e9, "b": 2.0, "c": 2.0}, {}, 0.5)
@@ -44,11 +46,18 @@ def bounded_weights(weights: Mapping[str, float], sites: Mapping[str, str], shar
     """
     if share is None:
         return dict(weights)
-    of_site: dict[str, float] = {}
+    totals = sums_by(weights, sites)
+    allowed = capped(totals, share)
+    factors = {site: allowed[site] / total if total else 1.0 for site, total in totals.items()}
+    return {name: weight * factors[sites.get(name, name)] for name, weight in weights.items()}
+
+
+def sums_by(weights: Mapping[K, float], sites: Mapping[K, Hashable]) -> dict[Hashable, float]:
+    """Each site's sum of weights; what is not named is a site of its own."""
+    totals: dict[Hashable, float] = {}
     for name, weight in weights.items():
-        of_site[sites.get(name, name)] = of_site.get(sites.get(name, name), 0.0) + weight
-    allowed = capped(of_site, share)
-    return {name: w * (allowed[sites.get(name, name)] / of_site[sites.get(name, name)]) for name, w in weights.items()}
+        totals[sites.get(name, name)] = totals.get(sites.get(name, name), 0.0) + weight
+    return totals
 
 
 def reached(values: np.ndarray, among: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,17 +19,16 @@ from cfl_flare.clustering.floor import Floor
 from cfl_flare.clustering.robust import coordinate_median, isolated, multi_krum, opposed, trimmed_mean
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
-from cfl_flare.core.shares import capped
+from cfl_flare.core.shares import bounded_weights
 from cfl_flare.engine.clipping import layer_slices
+from cfl_flare.engine.largest_share import Counted, bounded_means
 from cfl_flare.engine.min_cluster_size import small_means
 from cfl_flare.engine.settings import LARGEST_SHARE, ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.state import Counts, Mapped, heads, shares_in, without
 from cfl_flare.methods.wrapper import Clustering
-from cfl_flare.results.remarks import ARRAYS
+from cfl_flare.results.remarks import ARRAYS, CAPPED
 
-# A participant, the slot that it trained, the mean in which that counts: by these, the weights of a round.
-Counted = tuple[str, str, str]
 # A participant, its model's vector, its weight in a mean.
 Member = tuple[str, np.ndarray, float]
 
@@ -54,12 +54,12 @@ class Guard:
 
     Attributes:
         notes: for the round's record: participants whose models were held back in a small cluster, or were left out of
-            its robust statistic.
+            its robust statistic, and sites whose share of a mean was lowered.
     """
 
     def __init__(self, method: Method, settings: ServerSettings, participants: Mapping[str, Participant]):
         check_robust(method, settings)
-        self.notes: dict[str, list[str]] = {}
+        self.notes: dict[str, Any] = {}
         self._shares: dict[Counted, float] = {}
         self._method, self._settings, self._participants = method, settings, participants
 
@@ -112,8 +112,9 @@ class Guard:
         """The updates as the E-step takes them; no site has too large a share of their weights."""
         if self._settings.max_weight_share is None:
             return updates
-        new = self._capped({(u.participant, "", ""): self._method.weight(u) for u in heads(updates)})
-        return Mapped(updates, lambda update: replace(update, weight=new[update.participant, "", ""]))
+        weights = {u.participant: self._method.weight(u) for u in heads(updates)}
+        bounded = bounded_weights(weights, self._sites, self._settings.max_weight_share)
+        return Mapped(updates, lambda update: replace(update, weight=bounded[update.participant]))
 
     def averaged(self, before: ServerState, updates: Sequence[Update], assignment: Assignment) -> Sequence[Update]:
         """The updates as the M-step takes them, with the means in which they count.
@@ -127,11 +128,8 @@ class Guard:
             weights |= self._weights(before, update, assignment)
         if self._settings.hold_small_clusters:
             updates, weights = self._held_back(updates, weights)
-        if self._settings.max_weight_share is not None:
-            means: dict[str, dict[Counted, float]] = {}
-            for counted, weight in weights.items():
-                means.setdefault(counted[2], {})[counted] = weight
-            weights = {counted: weight for of in means.values() for counted, weight in self._capped(of).items()}
+        weights, lowered = bounded_means(weights, self._sites, self._settings)
+        self.notes |= {CAPPED: lowered} if lowered else {}
         if self._settings.hold_small_clusters:
             updates = self._arrays_held_back(updates, weights)
         counts: dict[str, dict[str, dict[str, float]]] = {}
@@ -214,16 +212,9 @@ class Guard:
         share, bounded = self._settings.max_weight_share, (self._settings.min_sites_per_cluster or 1) > 1
         return max(share, LARGEST_SHARE) if bounded and share is not None else 1.0
 
-    def _capped(self, weights: Mapping[Counted, float]) -> dict[Counted, float]:
-        """These weights, lowered until no site has too large a share."""
-        sites: dict[str, dict[Counted, float]] = {}
-        for counted, weight in weights.items():
-            sites.setdefault(self._participants[counted[0]].site, {})[counted] = weight
-        totals = {site: sum(of.values()) for site, of in sites.items()}
-        share = self._settings.max_weight_share
-        allowed = totals if share is None else capped(totals, share)
-        factors = {site: allowed[site] / total if total else 1.0 for site, total in totals.items()}
-        return {counted: weight * factors[site] for site, of in sites.items() for counted, weight in of.items()}
+    @property
+    def _sites(self) -> dict[str, str]:
+        return {name: participant.site for name, participant in self._participants.items()}
 
     def _robust(self, before: ServerState, updates: Sequence[Update]) -> Sequence[Update]:
         """Replaces each model by the one that leads to the robust statistic of the mean in which it counts.
@@ -261,10 +252,7 @@ class Guard:
     def _too_few(self, updates: Sequence[Update], used: Mapping[str, Sequence[Member]]) -> set[str]:
         """The means whose robust statistic uses too few sites, or mostly one."""
         floor = Floor(self._settings.min_sites_per_cluster or 1, self._settings.floor.samples)
-        even = self._settings.aggregation != "krum"
-        counted = (
-            (name, mean, 1.0 if even else weight, 1.0) for mean, members in used.items() for name, _, weight in members
-        )
+        counted = ((name, mean, weight, 1.0) for mean, members in used.items() for name, _, weight in members)
         return small_means(heads(updates), counted, self._participants, floor, self._largest_share)
 
     def _used(self, members: Sequence[Member], layers: Sequence[slice], left_out: set[str]) -> Sequence[Member]:
@@ -275,12 +263,12 @@ class Guard:
         return [members[i] for i in selected]
 
     def _statistic(self, members: Sequence[Member]) -> np.ndarray:
-        rows = [row for _, row, _ in members]
+        rows, weights = [row for _, row, _ in members], [weight for _, _, weight in members]
         if self._settings.aggregation == "median":
-            return coordinate_median(rows)
+            return coordinate_median(rows, weights)
         if self._settings.aggregation == "trimmed_mean":
-            return trimmed_mean(rows, self._settings.byzantine)
-        return np.average(rows, axis=0, weights=np.array([weight for _, _, weight in members])).astype(np.float32)
+            return trimmed_mean(rows, self._settings.byzantine, weights)
+        return np.average(rows, axis=0, weights=np.array(weights)).astype(np.float32)
 
 
 def _counting(update: Update, counts: Mapping[str, Counts]) -> Update:

@@ -19,6 +19,8 @@ from cfl_flare.results.metrics import Metric
 MOVED, HELD, SMALL = "moved_for_floor", "held_back", "small_clusters"
 # Arrays of models that too few sites sent, as filters removed them elsewhere.
 ARRAYS = "arrays_held_back"
+# Sites whose share of a mean was lowered: what it would be, and what it is.
+CAPPED = "lowered_shares"
 # Keys of a summary: how many clusters can be, if that is fewer than the settings name; and that the run still improved.
 POSSIBLE, IMPROVING = "possible_clusters", "improving"
 # A sentence lists this many names.
@@ -94,9 +96,25 @@ def floor_in_run(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
             times = sum(bool(line.get(key)) for line in rounds)
             who = _listed(f"{name} ({count})" for name, count in counts.most_common())
             lines.append(f"{what}, {why}, in {times} of {len(rounds)} rounds: {who}.")
+    lines += lowered_shares(rounds)
     if summary.get(SMALL):
         lines.append(f"Clusters {_listed(summary[SMALL])} have too few members for {floor}, whose data they reveal.")
     return lines
+
+
+def lowered_shares(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence on the sites that had a smaller share of a mean than their samples, each as in its last such round.
+
+    >>> lowered_shares([{"lowered_shares": {"a": [0.517, 0.3333]}}, {}])
+    ['A site has a bounded share of a mean (max_weight_share, byzantine), which took some in 1 of 2 rounds: a \
+(51.7 % to 33.3 %).']
+    """
+    shares = {site: pair for line in rounds for site, pair in line.get(CAPPED, {}).items()}
+    times = sum(bool(line.get(CAPPED)) for line in rounds)
+    largest = sorted(shares.items(), key=lambda item: -item[1][0])
+    who = _listed(f"{site} ({100 * before:.1f} % to {100 * after:.1f} %)" for site, (before, after) in largest)
+    bound = "A site has a bounded share of a mean (max_weight_share, byzantine), which took some"
+    return [f"{bound} in {times} of {len(rounds)} rounds: {who}."] if shares else []
 
 
 def fewer_clusters(possible: int, wanted: int, floor: str) -> str:

@@ -74,11 +74,52 @@ def test_of_two_the_one_that_moved_less_is_the_measure():
     assert running.state.bank["global"].vector.tolist() == [5.5, 0.0]
 
 
-@pytest.mark.parametrize(("aggregation", "mean"), [("median", 3.0), ("trimmed_mean", 3.0), ("mean", 5030 / 15)])
-def test_robust_statistics_replace_the_mean(aggregation, mean):
-    running = server(FedAvg(), clip_norm=None, aggregation=aggregation)
+@pytest.mark.parametrize(
+    ("aggregation", "weighting", "mean"),
+    [
+        ("median", "samples", 4.0),  # 1 + 2 + 3 samples are below it, 5 above
+        ("median", "uniform", 3.0),
+        ("trimmed_mean", "samples", 3.8),  # without five samples at either end: (1*3 + 4*4) / 5
+        ("trimmed_mean", "uniform", 3.0),
+        ("mean", "samples", 5030 / 15),
+    ],
+)
+def test_robust_statistics_replace_the_mean(aggregation, weighting, mean):
+    running = server(FedAvg(weighting=weighting), clip_norm=None, aggregation=aggregation)
     one_round(running, MOVES)
     assert running.state.bank["global"].vector.tolist() == pytest.approx([mean, 0.0])
+
+
+def sized(**samples: int) -> list[Participant]:
+    return [Participant(name, f"site-{name}", count) for name, count in samples.items()]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "mean"),
+    [
+        ("median", 3.5),  # a's 60 samples count as 20: 30 are on either side
+        ("trimmed_mean", 3.5),  # without 20 at either end: (10*3 + 10*4) / 20
+        ("mean", (60 * 10 + 10 * (1 + 2 + 3 + 4)) / 100),
+    ],
+)
+def test_no_robust_statistic_is_the_largest_hospitals(aggregation, mean):
+    people = sized(a=60, b=10, c=10, d=10, e=10)
+    running = server(FedAvg(), people=people, clip_norm=None, aggregation=aggregation)
+    moves = {"a": (10.0, 0.0), "b": (1.0, 0.0), "c": (2.0, 0.0), "d": (3.0, 0.0), "e": (4.0, 0.0)}
+    record = one_round(running, moves)
+    assert running.state.bank["global"].vector.tolist() == pytest.approx([mean, 0.0])
+    lowered = {} if aggregation == "mean" else {"lowered_shares": {"site-a": [0.6, 0.3333]}}
+    assert {key: record[key] for key in record.keys() & {"lowered_shares"}} == lowered
+
+
+@pytest.mark.parametrize("aggregation", ["median", "trimmed_mean"])
+@pytest.mark.parametrize(("liars", "byzantine"), [("e", 1), ("de", 2)])
+def test_liars_about_their_samples_cannot_leave_the_honest_ones(aggregation, liars, byzantine):
+    people = sized(a=5, b=6, c=7, d=10**9 if "d" in liars else 8, e=10**9)
+    settings = {"clip_norm": None, "aggregation": aggregation, "byzantine": byzantine}
+    running = server(FedAvg(), people=people, **settings)
+    one_round(running, {**MOVES, **dict.fromkeys(liars, (1e6, 0.0))})
+    assert 1.0 <= running.state.bank["global"].vector[0] <= 4.0
 
 
 def test_krum_averages_those_that_it_keeps_by_their_samples_and_says_whom_it_leaves_out():
@@ -133,8 +174,9 @@ def test_no_site_has_more_than_its_share_of_a_cluster():
     people = [Participant("a", "one", 1), Participant("b", "two", 1), Participant("c", "three", 1), PEOPLE[4]]
     people[3] = Participant("e", "four", 10**9)
     running = server(FedAvg(), people=people, clip_norm=None, max_weight_share=0.4)
-    one_round(running, {"a": (0.0, 0.0), "b": (0.0, 0.0), "c": (0.0, 0.0), "e": (10.0, 0.0)})
+    record = one_round(running, {"a": (0.0, 0.0), "b": (0.0, 0.0), "c": (0.0, 0.0), "e": (10.0, 0.0)})
     assert running.state.bank["global"].vector.tolist() == pytest.approx([4.0, 0.0])
+    assert record["lowered_shares"] == {"four": [1.0, 0.4]}
 
 
 def test_a_site_of_many_participants_is_one_site():
@@ -237,6 +279,50 @@ def test_one_hostile_row_cannot_leave_the_honest_ones(honest, huge):
     if len(honest) > 1:
         for found in (coordinate_median(rows), trimmed_mean(rows, 1)):
             assert min(honest) - 1e-3 <= found[0] <= max(honest) + 1e-3 or len(honest) == 1
+
+
+WEIGHED = st.lists(st.tuples(st.floats(-100, 100, width=32), st.integers(1, 50)), min_size=1, max_size=8)
+
+
+def statistics_of(weighed: list[tuple[float, int]], scale: float = 1.0) -> list[float]:
+    """Their weighted median, and their trimmed means without one and two."""
+    rows, weights = [np.array([v], np.float32) for v, _ in weighed], [scale * w for _, w in weighed]
+    found = [coordinate_median(rows, weights), trimmed_mean(rows, 1, weights), trimmed_mean(rows, 2, weights)]
+    return [float(value[0]) for value in found]
+
+
+@given(WEIGHED, st.randoms(), st.floats(1e-6, 1e6))
+def test_neither_order_nor_scale_of_weights_matters(weighed, random, scale):
+    before = statistics_of(weighed)
+    random.shuffle(weighed)
+    assert statistics_of(weighed, scale) == pytest.approx(before, abs=1e-4)
+
+
+@given(ROWS, st.integers(1, 50))
+def test_equal_weights_are_none(values, weight):
+    expected, ordered = [float(np.median(values))], sorted(values)
+    for hostile in (1, 2):
+        cut = min(hostile, (len(values) - 1) // 2)
+        expected.append(float(np.mean(ordered[cut : len(values) - cut])))
+    assert statistics_of([(value, weight) for value in values]) == pytest.approx(expected, abs=1e-4)
+
+
+@given(WEIGHED)
+def test_a_weight_is_as_many_rows(weighed):
+    """Of a median; how much a trimmed mean leaves out depends on the heaviest row."""
+    repeated = [value for value, weight in weighed for _ in range(weight)]
+    assert statistics_of(weighed)[0] == pytest.approx(float(np.median(repeated)), abs=1e-4)
+
+
+@given(WEIGHED, WEIGHED, st.sampled_from([-1e8, 1e8]))
+def test_hostile_rows_of_less_than_half_of_the_weight_cannot_leave_the_honest_ones(honest, hostile, far):
+    values = [value for value, _ in honest]
+    liars = [(far, weight) for _, weight in hostile]
+    if sum(weight for _, weight in liars) < sum(weight for _, weight in honest):
+        assert min(values) - 1e-3 <= statistics_of([*honest, *liars])[0] <= max(values) + 1e-3
+    first = liars[:1]  # whatever its weight, as long as the others have half
+    if first[0][1] < sum(weight for _, weight in honest):
+        assert min(values) - 1e-3 <= statistics_of([*honest, *first])[1] <= max(values) + 1e-3
 
 
 @given(st.lists(st.floats(-1, 1), min_size=4, max_size=8))
