@@ -12,7 +12,7 @@ from cfl_flare.engine.settings import ServerSettings
 
 # A participant, the slot that it trained, the mean in which that counts: by these, the weights of a round.
 Counted = tuple[str, str, str]
-# By site: its share of a mean by its own weight, and the lower one that it has.
+# By participant: its share of a mean by its own weight, and the lower one that it has.
 Lowered = dict[str, list[float]]
 
 
@@ -38,14 +38,14 @@ def bounded_means(
     for of in means.values():
         places = {counted: sites[counted[0]] for counted in of}
         new = bounded_weights(of, places, settings.max_weight_share)
-        participants = {counted: counted[0] for counted in of}
-        new = bounded_weights(new, participants, 1 / (2 * settings.byzantine + 1) if ranked else None)
+        names = {counted: counted[0] for counted in of}
+        new = bounded_weights(new, names, 1 / (2 * settings.byzantine + 1) if ranked else None)
         bounded |= new
-        lowered |= _lowered(sums_by(of, places), sums_by(new, places))
+        lowered |= _lowered(sums_by(of, names), sums_by(new, names))
     return bounded, lowered
 
 
 def _lowered(before: Mapping[Hashable, float], after: Mapping[Hashable, float]) -> Lowered:
     totals = [sum(of.values()) or 1.0 for of in (before, after)]
-    shares = {str(site): [before[site] / totals[0], after[site] / totals[1]] for site in before}
-    return {site: [round(share, 4) for share in pair] for site, pair in shares.items() if pair[1] < pair[0] - ROUNDED}
+    shares = {str(name): [before[name] / totals[0], after[name] / totals[1]] for name in before}
+    return {name: [round(share, 4) for share in pair] for name, pair in shares.items() if pair[1] < pair[0] - ROUNDED}

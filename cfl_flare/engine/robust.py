@@ -54,7 +54,7 @@ class Guard:
 
     Attributes:
         notes: for the round's record: participants whose models were held back in a small cluster, or were left out of
-            its robust statistic, and sites whose share of a mean was lowered.
+            its robust statistic, and those whose share of a mean was lowered.
     """
 
     def __init__(self, method: Method, settings: ServerSettings, participants: Mapping[str, Participant]):

@@ -65,7 +65,10 @@ class ServerSettings:
         "mean", help="what is computed inside clusters", choices=("mean", "median", "trimmed_mean", "krum")
     )
     byzantine: int = setting(
-        1, help="hostile participants to expect: trimmed_mean, krum and reject_outliers leave out so many", ge=1
+        1,
+        help="hostile participants to expect: krum and reject_outliers leave out so many, and in a median or trimmed "
+        "mean they have less than half of the weight",
+        ge=1,
     )
     reject_outliers: bool = setting(
         False, help="before clustering, leave out participants whose models are far from all others"

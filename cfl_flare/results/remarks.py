@@ -19,7 +19,7 @@ from cfl_flare.results.metrics import Metric
 MOVED, HELD, SMALL = "moved_for_floor", "held_back", "small_clusters"
 # Arrays of models that too few sites sent, as filters removed them elsewhere.
 ARRAYS = "arrays_held_back"
-# Sites whose share of a mean was lowered: what it would be, and what it is.
+# Participants whose share of a mean was lowered: what it would be, and what it is.
 CAPPED = "lowered_shares"
 # Keys of a summary: how many clusters can be, if that is fewer than the settings name; and that the run still improved.
 POSSIBLE, IMPROVING = "possible_clusters", "improving"
@@ -103,17 +103,17 @@ def floor_in_run(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
 
 
 def lowered_shares(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence on the sites that had a smaller share of a mean than their samples, each as in its last such round.
+    """A sentence on who had a smaller share of a mean than its samples, each as in its last such round.
 
     >>> lowered_shares([{"lowered_shares": {"a": [0.517, 0.3333]}}, {}])
-    ['A site has a bounded share of a mean (max_weight_share, byzantine), which took some in 1 of 2 rounds: a \
-(51.7 % to 33.3 %).']
+    ['Shares of a mean are bounded (max_weight_share, byzantine), which lowered some in 1 of 2 rounds: a (51.7 % to \
+33.3 %).']
     """
-    shares = {site: pair for line in rounds for site, pair in line.get(CAPPED, {}).items()}
+    shares = {name: pair for line in rounds for name, pair in line.get(CAPPED, {}).items()}
     times = sum(bool(line.get(CAPPED)) for line in rounds)
     largest = sorted(shares.items(), key=lambda item: -item[1][0])
-    who = _listed(f"{site} ({100 * before:.1f} % to {100 * after:.1f} %)" for site, (before, after) in largest)
-    bound = "A site has a bounded share of a mean (max_weight_share, byzantine), which took some"
+    who = _listed(f"{name} ({100 * before:.1f} % to {100 * after:.1f} %)" for name, (before, after) in largest)
+    bound = "Shares of a mean are bounded (max_weight_share, byzantine), which lowered some"
     return [f"{bound} in {times} of {len(rounds)} rounds: {who}."] if shares else []
 
 

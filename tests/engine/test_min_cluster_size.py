@@ -358,7 +358,7 @@ def test_no_robust_statistic_is_mostly_of_one_site(aggregation):
     moved = running.state.bank["global"].vector[0]
     assert moved == 17.5 if aggregation == "median" else moved > 1.0  # site-0's models count as two of six
     assert "held_back" not in record
-    assert record["lowered_shares"] == {"site-0": [0.6667, 0.3333]}
+    assert record["lowered_shares"] == {f"p{i}": [0.0833, 0.0417] for i in range(8)}
 
 
 def test_krum_that_keeps_too_few_samples_is_held_back():

@@ -53,6 +53,17 @@ def test_the_result_has_its_interval_or_claims_nothing(tmp_path):
     assert "lie from 0.700 to 0.800" in sure and "claims nothing" not in sure and "another seed" in caution
 
 
+def test_whose_share_of_a_mean_was_lowered_is_said(tmp_path):
+    run = load_run(made.run(tmp_path / "a", NAMES))
+    lowered = {"lowered_shares": {"p0": [0.4, 0.3333], "p4": [0.517, 0.3333]}}
+    shown = head(View(replace(run, rounds=[{**run.rounds[0], **lowered}, *run.rounds[1:]]))).text
+    assert "lowered some in 1 of 3 rounds: p4 (51.7 % to 33.3 %), p0 (40.0 % to 33.3 %)." in shown[-1]
+    rounds = tmp_path / "a" / "rounds.jsonl"
+    rounds.write_text(rounds.read_text().replace('"round": 0', '"lowered_shares": {"p0": [7, 0.3]}, "round": 0'))
+    with pytest.raises(ConfigError, match="lowered_shares"):
+        load_run(tmp_path / "a")
+
+
 def test_a_script_s_run_shows_its_steps_and_nothing_that_cfl_flare_did_not_do(tmp_path):
     folder = made.run(tmp_path / "run", NAMES, train_script="client.py")
     summary = json.loads((folder / "summary.json").read_text())
