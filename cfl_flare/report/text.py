@@ -16,7 +16,7 @@ from typing import Any
 from cfl_flare.core.text import plain
 
 LIMIT = 60
-NAMES = {"macro_f1": "macro-F1", "c_index": "C-index"}
+NAMES = {"macro_f1": "macro-F1", "supported_f1": "macro-F1 of supported classes", "c_index": "C-index"}
 NAMES |= {name: name.upper() for name in ("auroc", "auprc", "ece", "mae", "rmse", "r2")}
 # What every object of JavaScript has under that name. Vega looks values up in objects: it does not draw a plot with
 # such a name in it, and a site could call itself so.

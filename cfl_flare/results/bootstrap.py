@@ -2,14 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Intervals of a run's final measures, and of differences between two runs, from draws of participants' test splits.
 
-An interval holds the middle 95 % of what was measured on the draws, moved to the measure's own value. A draw lacks
-samples of the split, and with them rare classes. So a macro-F1 is lower on most draws than on the split itself. A draw
-on which a measure is not defined is left out, and an interval needs half of them. Participants are drawn independently
-of one another. So in a mean over them, others of a participant's own draws stand in for those.
+An interval lies around the measure's own value and has the draws' standard deviation. A share's is symmetric in its
+log-odds, and that of another measure that is never negative in its logarithm (delta method). Draws decide its width
+alone: a draw lacks samples of the split, and with them rare classes, so that a macro-F1 is lower on most draws than on
+the split itself. Draws by class have intervals that are too narrow; `benchmarks/coverage.py` compares them.
+
+An interval of a difference holds the middle 95 % of its draws. A draw on which a measure is not defined is left out,
+and an interval needs half of them. Participants are drawn independently of one another. So in a mean over them, others
+of a participant's own draws stand in for those.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
 
 BOOTSTRAP = "bootstrap.safetensors"
 PERCENTILES = (2.5, 97.5)
+# The normal distribution's, of the same middle.
+NORMAL = 1.959964
 # The file's metadata, as the fields of `Draws`.
 FACTS = ("participants", "samples", "draws")
 
@@ -75,7 +82,8 @@ class Draws:
         if participant not in self.participants:
             return {}
         row = self.participants.index(participant)
-        intervals = {key: interval(values[row], points.get(key), key) for key, values in self.values.items()}
+        values = {key: of_measure[row] for key, of_measure in self.values.items() if key in points}
+        intervals = {key: interval(drawn, points[key], key) for key, drawn in values.items()}
         return {key: ends for key, ends in intervals.items() if ends is not None}
 
     def of_mean(self, key: str, points: Mapping[str, float]) -> Interval | None:
@@ -112,29 +120,47 @@ class Difference:
     by_participant: Mapping[str, tuple[float, float, float]]
 
 
-def interval(values: np.ndarray, point: float | None = None, name: str = "") -> Interval | None:
+def middle(values: np.ndarray) -> Interval | None:
     """The middle 95 % of the values that are not NaN; None if less than half of them are left.
 
-    >>> interval(np.array([*range(1001), np.nan]))
+    >>> middle(np.array([*range(1001), np.nan]))
     (25.0, 975.0)
-    >>> interval(np.array([*range(1001), np.nan]), 510)
-    (35.0, 985.0)
+    """
+    there = _defined(values)
+    if there is None:
+        return None
+    low, high = np.percentile(there, PERCENTILES).tolist()
+    return low, high
+
+
+def interval(values: np.ndarray, point: float, name: str) -> Interval | None:
+    """The interval of a measure; None if it is not defined on half of the draws.
+
+    >>> low, high = interval(np.array([0.7, 0.9, np.nan]), 0.8, "accuracy")
+    >>> round(low, 3), round(high, 3)
+    (0.414, 0.958)
 
     Args:
         values: on the draws.
-        point: on the split itself: the interval is moved by as much as the draws' mean is off it, within 0 and 1 if the
-            values are shares. None to leave it.
+        point: on the split itself.
         name: the measure's.
     """
-    there = values[~np.isnan(values)]
-    if not len(there) or 2 * len(there) < len(values):
+    there = _defined(values)
+    if there is None:
         return None
-    ends = np.percentile(there, PERCENTILES)
-    if point is not None:
-        most = 1.0 if is_share(name, there.min(), there.max()) else None
-        ends = np.clip(ends + (point - there.mean()), min(0.0, there.min()), most)
-    low, high = ends.tolist()
-    return low, high
+    half = NORMAL * float(there.std(ddof=1)) if len(there) > 1 else 0.0
+    least, most = min(point, float(there.min())), max(point, float(there.max()))
+    if is_share(name, least, most) and 0 < point < 1:
+        log_odds, reach = math.log(point / (1 - point)), half / (point * (1 - point))
+        return (1 + math.tanh((log_odds - reach) / 2)) / 2, (1 + math.tanh((log_odds + reach) / 2)) / 2
+    if least > 0 and half < point:
+        return point * math.exp(-half / point), point * math.exp(half / point)
+    return max(point - half, 0.0) if least >= 0 else point - half, point + half
+
+
+def _defined(values: np.ndarray) -> np.ndarray | None:
+    there = values[~np.isnan(values)]
+    return there if len(there) and 2 * len(there) >= len(values) else None
 
 
 def filled(values: np.ndarray) -> np.ndarray | None:
@@ -222,8 +248,8 @@ def paired_difference(run: Run, other: Run, metric: str) -> Difference:
     weights = np.array(draws[0].samples, np.float64)[rows[0]]
     apart = draws[0].values[key][rows[0]] - draws[1].values[key][rows[1]]
     gaps = {name: points[0][name] - points[1][name] for name in names}
-    mean, ends = weighted(apart, weights), [interval(row) for row in apart]
-    over_all = None if mean is None else interval(mean)
+    mean, ends = weighted(apart, weights), [middle(row) for row in apart]
+    over_all = None if mean is None else middle(mean)
     by_participant = {name: (gaps[name], *pair) for name, pair in zip(names, ends) if pair is not None}
     if over_all is None or len(by_participant) < len(names):
         raise ConfigError(

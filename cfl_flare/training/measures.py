@@ -22,9 +22,12 @@ BINS = 15
 
 # A function of predictions, targets and the task, whose settings it may need.
 Measure = Callable[[Tensor, Tensor, Any], "float | None"]
+# Another one of them: whether each sample is rightly named a class, is named it, and is of it, ``(n, classes)`` each.
+Columns = Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor, Tensor]]
 
 LARGEST = 1e9
-SHARES = ("accuracy", "macro_f1", "auroc", "auprc", "balanced_accuracy", "sensitivity", "specificity", "ece")
+SHARES = ("accuracy", "macro_f1", "supported_f1", "auroc", "auprc", "balanced_accuracy")
+SHARES += ("sensitivity", "specificity", "ece")
 RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys((*SHARES, "c_index", "dice", "iou"), (0.0, 1.0)),
     **dict.fromkeys(("loss", "mae", "rmse"), (0.0, LARGEST)),
@@ -180,16 +183,33 @@ def _accuracy_of_findings(scores: Tensor, targets: Tensor, task: Any, counts: Te
     return sums(named == there, counts).sum(0) / named.numel()
 
 
-def _f1_of_findings(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
-    """The mean of the F1 scores of the findings that occur among labels or predictions."""
+def _macro_f1(columns: Columns) -> CountedMeasure:
+    """The mean of the F1 scores of the classes, or findings, that occur among labels or predictions."""
+    return CountedMeasure(lambda scores, targets, task, counts: f1(*columns(scores, targets, task), counts))
+
+
+def _of_supported(columns: Columns) -> CountedMeasure:
+    """The mean of the F1 scores of the classes of which the split has at least the task's ``support`` samples.
+
+    ``columns`` are the arguments of `f1` but the counts. Draws have the classes of the split.
+    """
+
+    def measure(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
+        right, named, there = columns(scores, targets, task)
+        supported = there.sum(0) >= task.support
+        return f1(right[:, supported], named[:, supported], there[:, supported], counts)
+
+    return CountedMeasure(measure)
+
+
+def _of_findings(scores: Tensor, targets: Tensor, task: Any) -> tuple[Tensor, Tensor, Tensor]:
     named, there = _findings(scores, targets, task)
-    return f1(named & there, named, there, counts)
+    return named & there, named, there
 
 
-def _macro_f1_of_two(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
-    """The mean of the F1 scores of both classes, as `macro_f1` has it."""
+def _of_two(scores: Tensor, targets: Tensor, task: Any) -> tuple[Tensor, Tensor, Tensor]:
     named, there = (torch.cat([~column, column], dim=1) for column in _findings(scores, targets, task))
-    return f1(named & there, named, there, counts)
+    return named & there, named, there
 
 
 def _brier(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
@@ -265,17 +285,23 @@ sensitivity, specificity, calibration_error = _rate(True), _rate(False), Counted
 SCORED: dict[str, Measure] = {"auroc": auroc, "auprc": auprc, "brier": brier, "ece": calibration_error}
 
 # The measures of each task.
-OF_CLASSES: dict[str, Measure] = {**SCORED, "balanced_accuracy": CountedMeasure(_balanced_accuracy)}
+OF_CLASSES: dict[str, Measure] = {
+    **SCORED,
+    "balanced_accuracy": CountedMeasure(_balanced_accuracy),
+    "supported_f1": _of_supported(lambda scores, targets, task: by_class(scores, targets)),
+}
 OF_FINDINGS: dict[str, Measure] = {
     **SCORED,
     "accuracy": CountedMeasure(_accuracy_of_findings),
-    "macro_f1": CountedMeasure(_f1_of_findings),
+    "macro_f1": _macro_f1(_of_findings),
+    "supported_f1": _of_supported(_of_findings),
     "sensitivity": sensitivity,
     "specificity": specificity,
 }
 OF_A_FINDING: dict[str, Measure] = {
     **OF_FINDINGS,
-    "macro_f1": CountedMeasure(_macro_f1_of_two),
+    "macro_f1": _macro_f1(_of_two),
+    "supported_f1": _of_supported(_of_two),
     "balanced_accuracy": CountedMeasure(lambda *a: (sensitivity.of_counts(*a) + specificity.of_counts(*a)) / 2),
 }
 OF_NUMBERS: dict[str, Measure] = {

@@ -147,6 +147,8 @@ class Classification(LearningTask):
     always: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "loss")
     measures: ClassVar[Mapping[str, Measure]] = OF_CLASSES
 
+    support: int = setting(10, help="test samples of a class, or with a finding, that supported_f1 asks for", ge=1)
+
     def outputs(self, y: np.ndarray) -> int:
         return max(2, int(y.max()) + 1)
 
@@ -184,6 +186,7 @@ class Binary(LearningTask):
     measures: ClassVar[Mapping[str, Measure]] = OF_A_FINDING
 
     threshold: float = setting(0.5, help="the finding is there from this probability on", gt=0, lt=1)
+    support: int = setting(10, help="test samples of a class, or with a finding, that supported_f1 asks for", ge=1)
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         super()._check_outputs(outputs, y, where)
@@ -212,6 +215,7 @@ class Multilabel(LearningTask):
     measures: ClassVar[Mapping[str, Measure]] = OF_FINDINGS
 
     threshold: float = setting(0.5, help="a finding is there from this probability on", gt=0, lt=1)
+    support: int = setting(10, help="test samples of a class, or with a finding, that supported_f1 asks for", ge=1)
 
     def outputs(self, y: np.ndarray) -> int:
         return y.shape[1]

@@ -3,6 +3,7 @@
 """Differences between ways to train, over all hospitals and at each, and intervals of a run's final measures."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from cfl_flare.data import Digits
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import FedAvg, Local, Method, Participant
 from cfl_flare.report.table import results_table
-from cfl_flare.results.bootstrap import BOOTSTRAP, Draws, interval, read_draws, weighted
+from cfl_flare.results.bootstrap import BOOTSTRAP, Draws, interval, middle, read_draws, weighted
 from cfl_flare.results.comparison import (
     CHANCE,
     GAINS,
@@ -223,22 +224,56 @@ def drawn(**values: tuple[float | None, ...]) -> Replicates:
     return Replicates(7, {f"served_{name}": own for name, own in values.items()})
 
 
-def test_an_interval_is_the_middle_of_what_is_there():
-    assert interval(np.array(RISING)) == pytest.approx((0.025, 0.975))
-    assert interval(np.array([*RISING, *[NAN] * 101])) == pytest.approx((0.025, 0.975))
-    assert interval(np.array([*RISING, *[NAN] * 102])) is None
-    assert interval(np.array([NAN])) is None
+def test_the_middle_is_of_what_is_there():
+    assert middle(np.array(RISING)) == pytest.approx((0.025, 0.975))
+    assert middle(np.array([*RISING, *[NAN] * 101])) == pytest.approx((0.025, 0.975))
+    assert middle(np.array([*RISING, *[NAN] * 102])) is None
+    assert middle(np.array([NAN])) is None
+
+
+# A standard deviation of 0.1, whatever the mean: 51 values a deviation above it, and 51 as much below.
+TWO = np.array([-0.1, 0.1] * 51) * math.sqrt(101 / 102)
+
+
+@pytest.mark.parametrize(
+    ("point", "name", "ends"),
+    [
+        # log-odds 1.386294 +- 1.959964 * 0.1 / (0.8 * 0.2), and back
+        (0.8, "served_accuracy", (0.540242, 0.931584)),
+        # the logarithm +- 0.1959964 / 0.5
+        (0.5, "served_loss", (0.5 * math.exp(-0.3919928), 0.5 * math.exp(0.3919928))),
+        (80.0, "accuracy", (80 * math.exp(-0.1959964 / 80), 80 * math.exp(0.1959964 / 80))),  # per cent
+        (-0.3, "served_r2", (-0.4959964, -0.1040036)),
+        (0.05, "served_loss", (-0.1459964, 0.2459964)),  # with draws below 0, which no loss is
+    ],
+)
+def test_an_interval_is_on_the_scale_of_its_measure(point, name, ends):
+    assert interval(TWO + point, point, name) == pytest.approx(ends, abs=1e-6)
+    assert interval(np.append(TWO + point, [NAN] * 102), point, name) == pytest.approx(ends, abs=1e-6)
+    assert interval(np.append(TWO + point, [NAN] * 103), point, name) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.floats(0, 1) | st.floats(-1e9, 1e9),
+    st.lists(st.floats(0, 1), min_size=1, max_size=9) | st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=9),
+    st.sampled_from(["accuracy", "loss", "r2"]),
+)
+def test_whatever_a_site_sends_has_finite_ends_around_the_measure(point, values, name):
+    low, high = interval(np.array(values), point, name)
+    assert math.isfinite(low) and math.isfinite(high) and low <= point + 1e-12 and point <= high + 1e-12
+    if name == "accuracy" and min(point, *values) >= 0 and max(point, *values) <= 1 and 0 < point < 1:
+        assert 0 <= low <= high <= 1
 
 
 def test_means_are_made_draw_by_draw_with_unequal_weights():
     draws = Draws.of({"b": drawn(accuracy=FALLING), "a": drawn(accuracy=RISING)}, PEOPLE)
     assert draws.participants == ("a", "b") and draws.samples == (3, 1)
-    assert draws.intervals("a", {"served_accuracy": 0.5}) == {"served_accuracy": pytest.approx((0.025, 0.975))}
-    assert draws.intervals("a", {"served_accuracy": 0.6}) == {"served_accuracy": pytest.approx((0.125, 1))}  # a share
-    assert draws.intervals("c", {}) == {}
+    assert draws.intervals("a", {"served_accuracy": 0.5}) == {"served_accuracy": interval(np.array(RISING), 0.5, "acc")}
+    assert draws.intervals("a", {}) == draws.intervals("c", {"served_accuracy": 0.5}) == {}
     # (3 i + 1 (100 - i)) / 400 = 0.25 + i / 200
     found = draws.of_mean("served_accuracy", {"a": 0.5, "b": 0.5})
-    assert found == pytest.approx((0.25 + 2.5 / 200, 0.25 + 97.5 / 200))
+    assert found == pytest.approx(interval(0.25 + np.arange(101) / 200, 0.5, "accuracy"))
     assert draws.of_mean("served_accuracy", dict.fromkeys("abc", 0.5)) is None  # c is in the mean, and sent no draws
     assert draws.of_mean("served_loss", {"a": 1.0, "b": 1.0}) is None
 
@@ -257,7 +292,7 @@ def test_a_macro_f1_lies_in_its_own_interval():
     draws = Draws.of(drawn_of, people)
     low, high = draws.of_mean("served_macro_f1", points)
     assert low < np.mean([*points.values()]) < high
-    assert interval(draws.values["served_macro_f1"].mean(axis=0))[1] < np.mean([*points.values()])
+    assert middle(draws.values["served_macro_f1"].mean(axis=0))[1] < np.mean([*points.values()])
 
 
 def test_draws_that_do_not_define_a_measure_are_replaced_by_the_participant_s_own():
@@ -267,7 +302,8 @@ def test_draws_that_do_not_define_a_measure_are_replaced_by_the_participant_s_ow
     assert weighted(values, np.array([1.0, 1.0])) is None
     one = {"a": drawn(auroc=(None, *RISING[1:])), "b": drawn(auroc=(*[None] * 51, *RISING[51:]))}
     draws = Draws.of(one, PEOPLE)
-    assert draws.intervals("a", {}).keys() == {"served_auroc"} and draws.intervals("b", {}) == {}
+    point = {"served_auroc": 0.5}
+    assert draws.intervals("a", point).keys() == {"served_auroc"} and draws.intervals("b", point) == {}
     assert draws.of_mean("served_auroc", {"a": 0.5}) is not None
     assert draws.of_mean("served_auroc", {"a": 0.5, "b": 0.5}) is None
 
@@ -275,8 +311,9 @@ def test_draws_that_do_not_define_a_measure_are_replaced_by_the_participant_s_ow
 def test_a_measure_that_one_participant_withheld():
     draws = Draws.of({"a": drawn(accuracy=RISING, loss=RISING), "b": drawn(accuracy=RISING)}, PEOPLE)
     assert np.isnan(draws.values["served_loss"][1]).all()
-    assert draws.intervals("b", {}).keys() == {"served_accuracy"}
-    assert draws.of_mean("served_loss", {"a": 0.5}) == pytest.approx((0.025, 0.975))  # the mean is over a, too
+    assert draws.intervals("b", dict.fromkeys(draws.values, 0.5)).keys() == {"served_accuracy"}
+    ends = interval(np.array(RISING), 0.5, "served_loss")
+    assert draws.of_mean("served_loss", {"a": 0.5}) == pytest.approx(ends)  # the mean is over a, too
 
 
 def run(folder: Path, draws: dict[str, Replicates], **points: float) -> Run:

@@ -155,11 +155,37 @@ def test_draws_at_once_are_what_each_is_alone(monkeypatch, name, samples):
     task, rng = build_task(name), np.random.default_rng(samples)
     outputs, targets = split_of(name, samples, rng)
     names, rows = [*dict.fromkeys((*task.always, *task.measures))], [*drawn_rows(0, "p", "k", samples, 50)]
+    names = [name for name in names if name != "supported_f1"]  # which classes are supported, the split says
     found, wanted = replicates(task, outputs, targets, names, rows), one_by_one(task, outputs, targets, names, rows)
     assert found.keys() == wanted.keys()
     for key, values in found.items():
         np.testing.assert_allclose(np.array(values, np.float64), wanted[key], rtol=1e-6, atol=1e-6, err_msg=key)
     assert all(counted(task, key, outputs, targets) for key in names if key not in ("loss", "r2"))
+
+
+@pytest.mark.parametrize(
+    ("support", "expected", "on_draw"),
+    [(3, 6 / 7, 2 / 3), (2, (6 / 7 + 1 / 2) / 2, 1 / 3), (1, (6 / 7 + 1 / 2 + 0) / 3, 2 / 9), (4, None, None)],
+)
+def test_classes_with_few_samples_are_not_in_a_macro_figure(support, expected, on_draw):
+    """Labels 0 0 0 1 1 2, named 0 0 0 0 1 1: F1 of 6/7, 1/2 and 0, of three, two and one sample."""
+    task = build_task(f"classification:support={support}")
+    outputs, targets = torch.eye(3)[[0, 0, 0, 0, 1, 1]], torch.tensor([0, 0, 0, 1, 1, 2])
+    assert task.measured(outputs, targets, ["supported_f1"]).get("supported_f1") == pytest.approx(expected)
+    # A draw without a sample of class 1 that is rightly named: the classes of the split count.
+    rows = [np.array([0, 1, 3, 3, 5, 5])]
+    assert replicates(task, outputs, targets, ["supported_f1"], rows)["supported_f1"] == (pytest.approx(on_draw),)
+
+
+@pytest.mark.parametrize("benign", [2, 10])
+def test_a_finding_is_two_classes(benign):
+    """Ten of a class: nine are rightly named. Of the other class all are, and nobody else is named it."""
+    outputs = torch.tensor([5.0] * 9 + [-5.0] + [-5.0] * benign)[:, None]
+    targets = torch.tensor([1] * 10 + [0] * benign)
+    found = build_task("binary").measured(outputs, targets, ["supported_f1", "macro_f1"])
+    two = (18 / 19 + 2 * benign / (2 * benign + 1)) / 2
+    assert found["macro_f1"] == pytest.approx(two)
+    assert found["supported_f1"] == pytest.approx(18 / 19 if benign < 10 else two)
 
 
 @dataclass(frozen=True)

@@ -276,7 +276,8 @@ def test_a_measure_that_is_not_defined_is_left_out():
 @pytest.mark.parametrize("name", TASKS)
 def test_every_measure_is_within_the_range_that_a_server_allows(name):
     outputs, targets, _ = sample_of(name)
-    task = build_task(name)
+    few = {"support": 1} if "supported_f1" in TASKS[name].measures else {}
+    task = build_task({"task": name, **few})
     measured = task.measured(outputs, targets, task.measures)
     ranges = task.ranges(task.measures)
     assert measured.keys() == ranges.keys()
