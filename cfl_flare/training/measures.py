@@ -26,10 +26,9 @@ Measure = Callable[[Tensor, Tensor, Any], "float | None"]
 Columns = Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor, Tensor]]
 
 LARGEST = 1e9
-SHARES = ("accuracy", "macro_f1", "supported_f1", "auroc", "auprc", "balanced_accuracy")
-SHARES += ("sensitivity", "specificity", "ece")
+SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "supported_f1", "auroc", "auprc", "ece")
 RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys((*SHARES, "c_index", "dice", "iou"), (0.0, 1.0)),
+    **dict.fromkeys((*SHARES, "sensitivity", "specificity", "c_index", "dice", "iou"), (0.0, 1.0)),
     **dict.fromkeys(("loss", "mae", "rmse"), (0.0, LARGEST)),
     "brier": (0.0, 2.0),
     "r2": (-LARGEST, 1.0),
