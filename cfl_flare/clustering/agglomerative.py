@@ -70,6 +70,25 @@ def agglomerate(
     return numbered(fcluster(tree, threshold, "distance") if k is None else cut_tree(tree, k)[:, 0])
 
 
+def number_by_silhouette(features: np.ndarray, most: int, better: float = 1.1) -> int:
+    """The number of clusters, 2 to ``most``, whose silhouette by Ward's linkage is best.
+
+    A larger number has to be ``better`` times as good as the best smaller one. Each cluster may be one row.
+
+    >>> number_by_silhouette(np.array([[0.0], [0.1], [5.0], [5.1], [9.0], [9.1]]), 4)
+    3
+    """
+    from sklearn.metrics import silhouette_score
+
+    number, best = min(2, len(features), most), -np.inf
+    for k in range(2, min(most, len(features) - 1) + 1):
+        labels = agglomerate(features, "euclidean", "ward", None, k)
+        score = float(silhouette_score(features, labels)) if len({*labels.tolist()}) > 1 else -1.0
+        if score > max(best, better * best):
+            number, best = k, score
+    return number
+
+
 def decomposed_cosines(features: np.ndarray, dimensions: int) -> np.ndarray:
     """Cosine of each row with each of the leading right singular vectors of all rows, for FedGroup's EDC.
 

@@ -80,6 +80,18 @@ def first_kmeans(
         return placed
 
 
+def matched(labels: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """For each cluster a column: those pairs for which the sum of the members' entries is least.
+
+    >>> matched(np.array([0, 0, 1]), np.array([[3.0, 1.0], [3.0, 2.0], [4.0, 4.5]])).tolist()
+    [1, 0]
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    costs = np.stack([rows[labels == j].sum(axis=0) for j in range(labels.max() + 1)])
+    return np.asarray(linear_sum_assignment(costs)[1])
+
+
 def _named_as(labels: np.ndarray, others: np.ndarray) -> np.ndarray:
     """The labels under the names of other ones for the same rows, such that as many as can be agree.
 

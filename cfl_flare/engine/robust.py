@@ -95,7 +95,7 @@ class Guard:
             server_compares = all(clustering.seen(u).diffs for u in heads(updates) if u.diffs)
         rows: dict[Layout | None, dict[str, np.ndarray]] = {}
         for update in updates:
-            if server_compares and (update.diffs or update.arrays):
+            if server_compares and (update.diffs if traits.compares_models else update.arrays):
                 rows.setdefault(None, {})[update.participant] = clustering.vector(update)
             if update.diffs:
                 rows.setdefault(update.main_diff.layout, {})[update.participant] = update.main_diff.vector

@@ -27,6 +27,8 @@ ENCRYPTION = "nvflare.app_opt.he"
 EVERY, BOOTSTRAP = "*", "bootstrap"
 # The answers to observers that are metrics, and the histograms from which metrics follow.
 MEASURED, SCORES = frozenset({"metrics", "cross", BOOTSTRAP}), "scores"
+# Arrays of methods that are measures of a participant.
+MEASURES = frozenset({"loss"})
 
 
 def check_filters(fl_ctx: FLContext) -> None:
@@ -60,7 +62,8 @@ class EgressFilter(Filter):
 
     Args:
         withhold: metrics that are not sent: ``accuracy``, ``macro_f1``, ``loss``, or a training script's own names;
-            ``*`` for all of them. ``scores`` are the histograms from which the server computes an AUROC, with the
+            ``*`` for all of them. Without ``loss`` a participant takes no part in CLoVE's rounds of losses.
+            ``scores`` are the histograms from which the server computes an AUROC, with the
             counts of decisions, and ``bootstrap`` all metrics on the draws of the test split.
         round_to: the other metrics are rounded to multiples of this, such as 0.05, and no draws are sent; None sends
             them as they are.
@@ -115,8 +118,11 @@ class EgressFilter(Filter):
         dxo.data = {
             key: part for key, part in dxo.data.items() if key.rpartition("/#")[2] not in self._withheld_answers
         }
-        for model in dxo.data.values():
+        for key, model in dxo.data.items():
             self._coarsen(model)
+            if key.endswith(f"/{wire.ARRAYS}"):
+                model.data = self._arrays(model.data)
+        dxo.data = {key: model for key, model in dxo.data.items() if model.data}
         return dxo.update_shareable(shareable)
 
     def _of_script(self, dxo: DXO) -> None:
@@ -136,6 +142,12 @@ class EgressFilter(Filter):
             return sent
         values = {n: v.item() if isinstance(v, np.generic) else v for n, v in sent.items()}
         return {n: self._rounded(n, v) for n, v in values.items() if is_number(v)}  # what is no number has no multiple
+
+    def _arrays(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        """The arrays that a method asked for; those that are measures, of several models, as metrics of their name."""
+        sent = {n: a for n, a in arrays.items() if n not in MEASURES or self._allowed({n: 0.0})}
+        step = self.round_to
+        return {n: np.round(a / step) * step if step and n in MEASURES else a for n, a in sent.items()}
 
     def _resample(self, result: dict[str, Any]) -> None:
         """Leaves out the draws of a withheld metric, and all of them if metrics are rounded.

@@ -123,6 +123,7 @@ def test_a_run_that_needs_single_models_refuses_sums():
 SUMMING = (
     *("fedavg", "fedprox", "finetune", "fedper", "fedbabu", "ditto", "per-fedavg", "ifca:k=3"),
     *("ifca:k=3,shared_backbone=True", "ifca-cam:k=3,warmup=1", "fedavg+:k=2", "fedavg+ifca:k=3"),
+    *("clove:k=3", "clove:k=3,silhouette=True"),
     "groups:groups={'p0':'a','p1':'b','p2':'a','p5':'b','p6':'b'},warmup=1",
 )
 
@@ -132,7 +133,7 @@ def test_every_method_that_sums_is_tested_here():
     assert can - {"cam", "ensemble", "hypcluster"} == {spec.partition(":")[0] for spec in SUMMING} & METHODS.keys()
 
 
-def played(method, sums: bool, rounds: int = 3) -> Server:
+def played(method, sums: bool, rounds: int = 4) -> Server:
     """A few rounds of eight participants on two sites."""
     make_model = model_factory(describe(MLP((1, 8, 8), 10), "model"))
     data, people, sites = DataConfig(8, {"partition": "label_permutation", "groups": 3}), [], {}

@@ -29,7 +29,10 @@ SETTINGS = {
     "groups": "groups:groups={'p0':'a','p1':'b'},warmup=1,pull=0.1",
     "auto-k": "wecfl:k=auto,warmup=1",
     **{name: f"{name}:k=2,warmup=1" for name in ("ifca-cam", "fesem-cam", "wecfl-cam")},
-    **{name: f"{name}:k=2" for name in ("ifca", "fesem", "wecfl", "cgpfl", "fedgroup", "fedac", "fedcuau", "fedavg+")},
+    **{
+        name: f"{name}:k=2"
+        for name in ("ifca", "fesem", "wecfl", "cgpfl", "fedgroup", "fedac", "fedcuau", "fedavg+", "clove")
+    },
     **{name: f"{name}:k=2" for name in ("fedprox+", "fedavg+ifca", "fedavg+fesem")},
 }
 WRAPPERS, OF_CLASSES, ALIASES = {"cam", "ensemble"}, {"fedds", "feddsmic"}, {"hypcluster"}

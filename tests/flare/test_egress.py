@@ -28,7 +28,7 @@ from cfl_flare.flare import wire
 from cfl_flare.flare.client_api.private import EVALUATE, SUBMIT, TRAIN, PrivateArrays
 from cfl_flare.flare.egress import EgressFilter, check_filters
 from cfl_flare.flare.schema import decode_results
-from cfl_flare.methods import FedAvg, Participant
+from cfl_flare.methods import FedAvg, Participant, Update
 from cfl_flare.training.bootstrap import DRAWS, Replicates
 from cfl_flare.training.tasks import Classification
 from tests.flare.kits import JOB, SITE, answer, check_in, context, executor, kit, npz
@@ -63,6 +63,19 @@ def test_metrics_are_withheld_or_rounded_and_counts_are_coarse_wherever_they_sta
     steps = {key: dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND) for key, dxo in found.data.items()}
     assert steps == {"a/global": 150, "b/global": 50}
     assert found.data["a/global"].data["head.weight"].tolist() == [[1], [2]]
+
+
+def test_losses_by_which_a_method_clusters_are_treated_as_the_metric():
+    arrays = {"loss": np.float32([1.23, 0.5]), "histogram": np.float32([0.123])}
+    answers = [Result("a", Update("a", 3, arrays=arrays)), Result("b", Update("b", 3, arrays={"loss": arrays["loss"]}))]
+
+    def left(**settings):
+        sent = from_shareable(EgressFilter(**settings).process(wire.encode_results(answers, {}), FLContext()))
+        return {key: {n: a.tolist() for n, a in dxo.data.items()} for key, dxo in sent.data.items()}
+
+    assert left(round_to=0.25)["b/#arrays"] == {"loss": [1.25, 0.5]}
+    assert left(round_to=0.25)["a/#arrays"]["histogram"] == [pytest.approx(0.123)]
+    assert left(withhold=["loss"]) == left(withhold=["*"]) == {"a/#arrays": {"histogram": [pytest.approx(0.123)]}}
 
 
 def test_what_all_models_reach_is_withheld_and_rounded_as_the_own_model_s():

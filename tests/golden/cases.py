@@ -101,6 +101,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "fl-hc": method("fl-hc:k=3,rounds_before=1"),
     "fl-hc-threshold": method("fl-hc:threshold=0.5,rounds_before=2,metric=cosine,linkage=average"),
     "fedgroup": method("fedgroup:k=3"),
+    "clove": method("clove:k=3"),
+    "clove-silhouette": method("clove:k=4,silhouette=True,stable=None"),
     "groups": method(f"groups:groups={GIVEN}"),
     "groups-warmup": method(f"groups:groups={GIVEN},warmup=2,pull=0.1,finetune=True"),
     "ifca-cam": method("ifca-cam:k=3,warmup=2"),

@@ -1,0 +1,131 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""CLoVE: participants are clustered by the losses that K models have on their data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from cfl_flare.clustering.agglomerative import number_by_silhouette
+from cfl_flare.clustering.kmeans import first_kmeans, matched, nearest
+from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.settings import setting
+from cfl_flare.methods.base import Method, cluster_slot
+from cfl_flare.methods.slots import is_cluster
+from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update
+from cfl_flare.training.ensemble import Served
+from cfl_flare.training.learner import Learner
+
+# The array's name is that of the metric, so that a site's EgressFilter treats it so.
+LOSSES = "loss"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CLoVE(Method):
+    """K models from K seeds; k-means over the participants' vectors of losses says who trains which of them.
+
+    A round of losses, in which nobody trains, comes before each round of training, until the clusters are stable.
+    """
+
+    name: ClassVar[str] = "clove"
+    paper: ClassVar[str] = "Bhatia et al. 2026"
+
+    k: int = setting(help="number of models K, each from its own seed; the most clusters", ge=1, le=1000)
+    silhouette: bool = setting(False, help="take the number of clusters, 2 to k, of the best silhouette of the losses")
+    stable: int | None = setting(
+        3, help="clusterings in a row that give each participant the same cluster and are the last; None: never", ge=2
+    )
+
+    @property
+    def traits(self) -> Traits:
+        return replace(PLAIN, clusters=self.k, joins_by="nearest mean of the clusters' losses", averages_only=True)
+
+    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+        return ServerState({slot: initial(k) for k, slot in enumerate(self.slots)}, extras={"same": {}})
+
+    def measures(self, state: ServerState) -> bool:
+        """Whether the coming round is one of losses."""
+        return not (state.extras.get("trains") or state.extras.get("frozen"))
+
+    def plan(self, state: ServerState) -> Plan:
+        """After a round of losses those train that sent some; a clustering needs a participant for each cluster."""
+        if self.measures(state):
+            return Plan(fewest=2 if self.silhouette else self.k)
+        return Plan(draw=None if state.extras.get("frozen") else state.extras["measured"])
+
+    def distribute(self, state: ServerState, participant: str) -> Download:
+        """Its cluster's model, or all for a round of losses; who missed that sends losses of the same models later."""
+        cluster, trains = state.assignment.get(participant), participant in state.arrays
+        if trains and not self.measures(state):
+            return Download((cluster_slot(state.assignment[participant]),))
+        slots = self.slots if self.measures(state) else self._measured(state)
+        own = (cluster_slot(cluster),) if cluster is not None and self.measures(state) else slots
+        others = tuple(slot for slot in slots if slot not in own)
+        return Download(own, to_train=others, returns=(), arrays={LOSSES: (self.k,)}, scalars={LOSSES: len(own) == 1})
+
+    def _measured(self, state: ServerState) -> tuple[str, ...]:
+        """The slots of the K models as they were in the last round of losses."""
+        return tuple(f"measured-{state.extras['measured']}-{k}" for k in range(self.k))
+
+    def local_update(self, learner: Learner, download: Download) -> Update:
+        """L_ik, the mean loss of Theta_k on its training data; or it trains its cluster's model."""
+        if LOSSES not in download.scalars:
+            return super().local_update(learner, download)
+        losses = self._losses(learner, download)
+        return Update(learner.participant, learner.samples, arrays={LOSSES: losses.astype(np.float32)})
+
+    def _losses(self, learner: Learner, download: Download) -> np.ndarray:
+        slots = sorted(download.slots, key=lambda slot: int(slot.rpartition("-")[2]))
+        return learner.losses([download.model(slot) for slot in slots])
+
+    def serve(self, learner: Learner, download: Download) -> Params:
+        """Its cluster's model; that with the smallest loss, if it has no cluster."""
+        placed = download.scalars.get(LOSSES, True)
+        return download.models[0 if placed else int(self._losses(learner, download).argmin())]
+
+    def vector(self, state: ServerState, update: Update) -> np.ndarray:
+        return np.asarray(update.arrays[LOSSES] if update.arrays else state.arrays[update.participant])
+
+    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+        """K-means over the rows L_i, its clusters matched to the models; who is late goes to the nearest mean."""
+        names = [u.participant for u in updates if u.arrays]
+        before = {u.participant: state.assignment[u.participant] for u in updates if not u.arrays}
+        if not names:
+            return before
+        rows = np.stack([self.vector(state, u) for u in updates if u.arrays])
+        if not self.measures(state):
+            ids = sorted({state.assignment[name] for name in state.arrays})
+            means = [np.mean([row for n, row in state.arrays.items() if state.assignment[n] == k], axis=0) for k in ids]
+            return {**before, **{name: ids[i] for name, i in zip(names, nearest(rows, np.stack(means)))}}
+        k = number_by_silhouette(rows, self.k) if self.silhouette else self.k
+        sizes = None if state.census is None else state.census.of(names, {})
+        labels = first_kmeans(rows.copy(), k, np.ones(len(rows)), sizes=sizes)
+        return dict(zip(names, matched(labels, rows)[labels].tolist()))
+
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """Where it was trained, which is its participant's cluster."""
+        return self.by_slot(update)
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+        """Theta_k, the weighted mean of the models trained in cluster k; after losses, they say who trains what."""
+        sent = {u.participant: np.asarray(u.arrays[LOSSES]) for u in updates if u.arrays}
+        if not self.measures(state):
+            after = state.after(self.means(state, updates), assignment, trains=False)
+            return replace(after, arrays={**state.arrays, **sent})
+        same = {n: state.extras["same"].get(n, 0) * (state.assignment.get(n) == k) + 1 for n, k in assignment.items()}
+        frozen = self.stable is not None and all(times >= self.stable for times in same.values())
+        after = state.after({}, assignment, trains=True, frozen=frozen, measured=state.round, same=same)
+        seen = dict(zip(self._measured(after), (state.bank[slot] for slot in self.slots)))
+        bank = {slot: model for slot, model in state.bank.items() if is_cluster(slot)}
+        return replace(after, bank={**bank, **seen}, arrays=sent)
+
+    def join(self, state: ServerState, update: Update) -> ServerState:
+        rows = {update.participant: np.asarray(update.arrays[LOSSES])} if update.arrays else {}
+        return replace(super().join(state, update), arrays={**state.arrays, **rows})
+
+    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+        return {slot: Served((state.bank[slot],)) for slot in self.slots}
