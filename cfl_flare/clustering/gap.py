@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from cfl_flare.clustering.kmeans import numbered
 from cfl_flare.core.config import require
 from cfl_flare.core.seeds import stream
+from cfl_flare.core.text import plain
 
 # Under which key the record of the round that found the number of clusters says so.
 NUMBER = "number_of_clusters"
@@ -24,6 +25,10 @@ SAME = 0.5
 DRAWS, SHARE = 100, 0.8
 # A number of clusters is stable if each cluster is this alike in the draws; Hennig (2007) calls 0.85 "highly stable".
 STABLE = 0.9
+# The quantiles of the number of clusters over the draws where its set ends.
+ENDS = (0.05, 0.95)
+# So many participants that change sides are named in a sentence.
+MOST_NAMES = 6
 # A number is clear from this number of standard deviations on, if this share of the draws has it too.
 CLEAR, AGREEING = 2, 0.9
 
@@ -39,6 +44,8 @@ class ClusterCount:
         deviations: the same in standard deviations of the reference sets.
         stability: by K: how alike the clusters of draws of the rows are, see `_stability`; 1 for K = 1.
         draws: the number of clusters in each draw.
+        k_set: the smallest and the largest number of a nominal 90 % set, see `_with_those_inside`.
+        steadiness: ``(m,)``, in what share of the draws each row is in the same cluster; 1 without draws.
     """
 
     labels: np.ndarray
@@ -46,6 +53,8 @@ class ClusterCount:
     deviations: tuple[float, ...]
     stability: tuple[float, ...] = ()
     draws: tuple[int, ...] = ()
+    k_set: tuple[int, int] = (1, 1)
+    steadiness: tuple[float, ...] = ()
 
     @property
     def k(self) -> int:
@@ -76,13 +85,20 @@ def number_of_clusters(products: np.ndarray, most: int, references: int = 100, s
     >>> number_of_clusters(two @ two.T, 4).k
     2
     """
+    require(bool(np.isfinite(products).all()), "the features that are to be clustered are not finite; lower lr")
+    count = _counted(products, most, references, seed)
+    return replace(count, k_set=_with_those_inside(count, products, most, references, seed))
+
+
+def _counted(products: np.ndarray, most: int, references: int, seed: int) -> ClusterCount:
+    """The number of clusters; its set has the draws of the rows alone."""
     from scipy.cluster.hierarchy import cut_tree, linkage
 
-    require(bool(np.isfinite(products).all()), "the features that are to be clustered are not finite; lower lr")
     points = directions(products)
     most = max(1, min(most, len(points) // 2))
     if most == 1 or not points.any():
-        return ClusterCount(np.zeros(len(points), np.int64), (0.0,) * most, (0.0,) * most, (1.0,) * most)
+        labels, nothing = np.zeros(len(points), np.int64), (0.0,) * most
+        return ClusterCount(labels, nothing, nothing, (1.0,) * most, steadiness=(1.0,) * len(points))
     tree = linkage(points, "ward")
     size = round(SHARE * len(points))
     rows = [np.sort(stream(seed, "draw", i).permutation(len(points))[:size]) for i in range(DRAWS)]
@@ -105,33 +121,49 @@ def number_of_clusters(products: np.ndarray, most: int, references: int = 100, s
     if k == 1 and gap.max() > 0 and np.mean(np.array(draws) > 1) >= AGREEING:
         median = int(np.quantile(draws, 0.5, method="inverted_cdf"))
         k = median if deviations[median - 1] >= CLEAR else 1
+    steadiness = _steadiness(labels[k - 1], rows, trees)
     by_k = [tuple(values.tolist()) for values in (gap, deviations, stability)]
-    return ClusterCount(numbered(labels[k - 1]), by_k[0], by_k[1], by_k[2], tuple(draws))
+    low, high = (int(np.quantile(draws, share, method="inverted_cdf")) for share in ENDS)
+    ends = min(low, k), max(high, k)
+    return ClusterCount(numbered(labels[k - 1]), by_k[0], by_k[1], by_k[2], tuple(draws), ends, steadiness)
 
 
-def noted(count: ClusterCount) -> dict[str, Any]:
-    """The record of the round that found the clusters: ``k``, ``by_k`` how good it is, ``draws`` in how many."""
+def _with_those_inside(
+    count: ClusterCount, products: np.ndarray, most: int, references: int, seed: int
+) -> tuple[int, int]:
+    """The set of numbers: of the draws of all rows, and as many as the draws inside each cluster add up to.
+
+    Two clusters that are far apart hide groups inside them: draws of all rows have two then, and none has four. Seen
+    from each cluster's mean, they come out.
+    """
+    inside = 0
+    for k in range(count.k):
+        rows = np.flatnonzero(count.labels == k)
+        inside += 1 if count.k == 1 else _counted(products[np.ix_(rows, rows)], most, references, seed).k_set[1]
+    low, high = count.k_set
+    return low, max(high, inside)
+
+
+def noted(count: ClusterCount, names: Sequence[str] = ()) -> dict[str, Any]:
+    """The record of the round that found the clusters.
+
+    It has ``k``, ``by_k`` how good it is, ``draws`` in how many, the ends of its ``set``, and the ``unsteady`` of the
+    named rows: in what share of draws those that often change sides are in the same cluster.
+    """
     by_k = {
         str(k): {"gap": gap, "deviations": deviations, "stability": stability}
         for k, (gap, deviations, stability) in enumerate(zip(count.gap, count.deviations, count.stability), 1)
     }
-    return {"k": count.k, "by_k": by_k, "draws": {str(k): count.draws.count(k) for k in sorted(set(count.draws))}}
-
-
-def spread_of(note: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The 5 % and 95 % quantiles of the number of clusters over the draws; None of a record without draws."""
-    draws = sorted((int(k), times) for k, times in note.get("draws", {}).items())
-    upto = np.cumsum([times for _, times in draws])
-    if not draws or not upto[-1]:
-        return None
-    low, high = (draws[int(np.searchsorted(upto, share * upto[-1]))][0] for share in (0.05, 0.95))
-    return low, high
+    draws = {str(k): count.draws.count(k) for k in sorted({*count.draws})}
+    unsteady = {name: share for name, share in zip(names, count.steadiness) if share < AGREEING}
+    return {"k": count.k, "by_k": by_k, "draws": draws, "set": list(count.k_set), "unsteady": unsteady}
 
 
 def is_clear(note: Mapping[str, Any]) -> bool:
-    """Whether the number is beyond doubt: draws of participants have it too, and the same clusters."""
+    """Whether the number is beyond doubt: its set has no other, draws have it too, and the same clusters."""
     k, draws = str(note["k"]), note.get("draws", {})
-    at, agreeing = note["by_k"][k], draws.get(k, 0) >= AGREEING * sum(draws.values()) > 0
+    agreeing = draws.get(k, 0) >= AGREEING * sum(draws.values()) > 0 and len({*note.get("set", ())}) < 2
+    at = note["by_k"][k]
     if note["k"] == 1:
         return agreeing and all(value["gap"] <= 0 for value in note["by_k"].values())
     return agreeing and at["deviations"] >= CLEAR and at.get("stability", 0) >= STABLE
@@ -142,25 +174,33 @@ def in_words(note: Mapping[str, Any]) -> str:
     k, by_k = note["k"], note["by_k"]
     if len(by_k) < 2:
         return "one cluster: fewer than four participants, or no other number to try"
+    sides = _changing_sides(note)
     text = f"{'one cluster' if k == 1 else f'{k} clusters'} found ({_how_sure(note)})"
     text = text if is_clear(note) else f"about {text}"
     best = max(by_k, key=lambda number: float(by_k[number]["gap"]))
     if by_k[best]["gap"] <= 0:
         return f"{text}: with 2 to {len(by_k)}, the updates are no tighter than data without clusters"
     away = by_k[best if k == 1 else str(k)]["deviations"]
-    tighter = f"{away:.1f} standard deviations tighter than data without clusters"
+    tighter = f"{away:.1f} standard deviations tighter than data without clusters{sides}"
     return f"{text}: with {best}, the updates are only {tighter}" if k == 1 else f"{text}: {tighter}"
+
+
+def _changing_sides(note: Mapping[str, Any]) -> str:
+    """``; 3 change sides: a, b, c``, the least steady first."""
+    unsteady = note.get("unsteady", {})
+    names = [plain(name, 60) for name in sorted(unsteady, key=lambda name: (unsteady[name], name))]
+    others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
+    return f"; {len(names)} change sides: {', '.join(names[:MOST_NAMES])}{others}" if names else ""
 
 
 def _how_sure(note: Mapping[str, Any]) -> str:
     if is_clear(note):
         return "clear"
-    ends, at = spread_of(note), note["by_k"][str(note["k"])]
-    if ends is None:
+    ends, at = note.get("set"), note["by_k"][str(note["k"])]
+    if ends is None:  # of an earlier version
         return "not clear"
-    others = ", with other members" if at.get("stability", 0) < STABLE else ""
-    range_ = str(ends[0]) if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
-    return f"without a fifth of the participants {range_}{others}"
+    others = ", with other members without a fifth of the participants" if at.get("stability", 0) < STABLE else ""
+    return f"90 % set {ends[0]}" + (f" to {ends[1]}" if ends[0] < ends[1] else "") + others
 
 
 def _largest(gap: np.ndarray, spread: np.ndarray, considered: np.ndarray) -> int:
@@ -182,6 +222,24 @@ def _stability(labels: np.ndarray, rows: Sequence[np.ndarray], trees: Sequence[n
         alike = [_alike(of_all[drawn], fcluster(tree, k, "maxclust") - 1, k) for drawn, tree in zip(rows, trees)]
         worst.append(float(np.nanmean(alike, axis=0).min()))
     return np.array(worst)
+
+
+def _steadiness(labels: np.ndarray, rows: Sequence[np.ndarray], trees: Sequence[np.ndarray]) -> tuple[float, ...]:
+    """In what share of the draws that have it each row is in the same cluster.
+
+    The clusters of a draw are those of all rows with which they have the most rows in common.
+    """
+    from scipy.cluster.hierarchy import fcluster
+    from scipy.optimize import linear_sum_assignment
+
+    k, same, drawn_times = int(labels.max()) + 1, np.zeros(len(labels)), np.zeros(len(labels))
+    for drawn, tree in zip(rows, trees):
+        others = fcluster(tree, k, "maxclust") - 1
+        common = np.bincount(labels[drawn] * k + others, minlength=k * k).reshape(k, k)
+        _, of = linear_sum_assignment(common, maximize=True)
+        same[drawn] += of[labels[drawn]] == others
+        drawn_times[drawn] += 1
+    return tuple((same / np.maximum(drawn_times, 1)).tolist())
 
 
 def _alike(labels: np.ndarray, others: np.ndarray, k: int) -> np.ndarray:

@@ -71,15 +71,15 @@ class Warmup(FedAvg):
             return {}
         features, _ = stacked(((self.base.features(u.main_diff), 1.0) for u in updates), len(updates))
         products, names = inner_products(features), [u.participant for u in heads(updates)]
-        number, labels = self._number(products, names, state)
-        state.notes[NUMBER] = note = noted(number)
+        number, labels, counted = self._number(products, names, state)
+        state.notes[NUMBER] = note = noted(number, counted)
         logger.info("%s", in_words(note))
         return dict(zip(names, labels.tolist()))
 
     def _number(
         self, products: np.ndarray, names: Sequence[str], state: ServerState
-    ) -> tuple[ClusterCount, np.ndarray]:
-        """The number of clusters and each one's label; who is in a group below the floor has no say in the number.
+    ) -> tuple[ClusterCount, np.ndarray, list[str]]:
+        """The number of clusters, each one's label, and who has a say in the number: not a group below the floor.
 
         Such groups open no cluster: the search goes on among the others, and theirs is the nearest of its clusters.
         """
@@ -100,7 +100,7 @@ class Warmup(FedAvg):
         distances = np.einsum("ki,ij,kj->k", means, products, means) - 2 * products @ means.T
         labels = distances.argmin(axis=1)
         labels[rows] = number.labels
-        return number, labels
+        return number, labels, [names[i] for i in rows.tolist()]
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
         """In the common model; in the cluster found, in the round that finds them."""

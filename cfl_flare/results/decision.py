@@ -3,15 +3,16 @@
 """How a study comes to its verdict.
 
 Validation samples choose candidates. Test samples only tell how good the chosen ones are: a clustered candidate is
-recommended only if it is clearly better than the best other one there. So choosing among many candidates makes no test
-figure too good. If too few samples decide, the measure says nothing, or one hospital reverses the choice, the study
-cannot tell.
+recommended only if it is clearly better there than the best other one, and than random groups. So choosing among many
+candidates makes no test figure too good. If too few samples decide, the measure says nothing, or one hospital reverses
+the choice, the study cannot tell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.results.comparison import (
@@ -67,8 +68,9 @@ class Contest:
         """The simplest of those that are not clearly worse than the best one on validation samples; None without any.
 
         The rule of one standard error (Breiman et al. 1984, sec. 3.4.3) with the interval of the difference in place of
-        the error. Fewer models are simpler: one for all, then few clusters, without private layers first, and last one
-        for each hospital. One model with private layers is still one: with them or without, the better one is taken.
+        the error. Fewer models are simpler: one for all, then few clusters, without private layers first, then those
+        that each hospital tunes, and last one for each hospital that nobody else trains. One model with private layers
+        is still one: with them or without, the better one is taken.
         """
         known = shared_by_all({entrant.name: self.validated[entrant.name] for entrant in entrants})
         means = {name: self.score(measured) for name, measured in known.items()}
@@ -77,7 +79,16 @@ class Contest:
         for entrant in ranked[1:]:
             if self.compare(self.validated, ranked[0], entrant).low <= 0:
                 alike.append(entrant)
-        return min(alike, key=lambda e: (e.name == self.alone, e.clusters, e.clusters and e.private), default=None)
+        return min(alike, key=self._burden, default=None)
+
+    def _burden(self, entrant: Entrant) -> tuple[Any, ...]:
+        """What hospitals have to run and to check; the least is the simplest."""
+        return entrant.name == self.alone, entrant.tuned, entrant.clusters, entrant.clusters and entrant.private
+
+    @property
+    def random(self) -> Entrant | None:
+        """The random groups; None if they were dropped."""
+        return next((entrant for entrant in self.entrants if entrant.control), None)
 
     def compare(self, split: Mapping[str, Measured], entrant: Entrant, reference: Entrant) -> Comparison:
         return difference(split[entrant.name], split[reference.name], self.mode, self.seed, self.times)
@@ -87,15 +98,16 @@ class Contest:
 
     def choice(self) -> Choice:
         """Chooses by validation samples, and judges by test samples."""
-        clustered = self.preferred([e for e in self.entrants if e.clusters])
+        clustered = self.preferred([e for e in self.entrants if e.clusters and not e.control])
         unclustered = [e for e in self.entrants if not e.clusters]
         other = self.preferred(unclustered)
         assert other is not None
         apart = None if clustered is None else self.compare(self.tested, clustered, other)
+        alike = clustered and self.random and self.compare(self.tested, clustered, self.random).low <= 0
         known = shared_by_all({e.name: self.validated[e.name] for e in unclustered})
         means = {name: self.score(measured) for name, measured in known.items()}
         lead = means.pop(self.alone, 0.0) - max(means.values(), default=0.0)
-        cluster, gain = (False, 0.0) if apart is None else (apart.low > 0, apart.gain)
+        cluster, gain = (False, 0.0) if apart is None else (apart.low > 0 and not alike, apart.gain)
         return Choice(clustered, other, cluster, gain, lead, self.alone)
 
 
@@ -173,6 +185,8 @@ def decide(
     if unsure:
         other = contest.preferred([e for e in unclustered if e.name != alone]) or other
     pairs = [] if clustered is None else [(clustered.name, entrant.name) for entrant in unclustered]
+    if clustered is not None and contest.random is not None:
+        pairs.append((clustered.name, contest.random.name))
     pairs += [(other.name, name) for name in (one_model, alone) if name != other.name]
     chosen = clustered if choice.cluster and clustered is not None and not unsure else other
     means = {name: mean_of(measured, mode) for name, measured in tested.items()}
@@ -204,6 +218,7 @@ def decide(
         majority=None if naming is None else mean_of(naming),
         one_model=one_model,
         alone=alone,
+        random="" if contest.random is None else contest.random.name,
     )
 
 

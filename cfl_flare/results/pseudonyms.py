@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.files import atomic_write, read_text
 from cfl_flare.results.curves import CURVES
 from cfl_flare.results.run_dir import CROSS_SITE, Run
@@ -63,6 +64,9 @@ def pseudonymised(run: Run, folder: Path) -> Run:
     of_names = ("test_classes", "missed", "sites_left_out")
     parts = {key: run.summary[key] for key in of_names if isinstance(run.summary.get(key), dict)}
     renamed = {key: {names.get(name, "?"): value for name, value in part.items()} for key, part in parts.items()}
+    if isinstance(number := run.summary.get(NUMBER), dict):
+        unsteady = {names.get(name, "?"): share for name, share in number.get("unsteady", {}).items()}
+        renamed[NUMBER] = {**number, "unsteady": unsteady}
     summary = {**run.summary, **renamed, "participants": people}
     rounds = [{key: value for key, value in record.items() if _is_of_no_one(key, value)} for record in run.rounds]
     lines = [{**line, "participant": names.get(line["participant"], "?")} for line in run.assignments]

@@ -56,7 +56,9 @@ def clusters_found(value: Any) -> bool:
         return False
     stability = [of.get("stability", 0.0) for of in value["by_k"].values()]
     draws = schema.dict_of(schema.count, lambda k: len(k) < 10 and k.isdecimal())
-    return all(map(schema.number, stability)) and draws(value.get("draws", {}))
+    ends, unsteady = schema.list_of(schema.count), schema.dict_of(schema.number)
+    known = draws(value.get("draws", {})) and ends(value.get("set", [])) and unsteady(value.get("unsteady", {}))
+    return known and len(value.get("set", [0, 0])) == 2 and all(map(schema.number, stability))
 
 
 def participant(value: Any) -> bool:

@@ -40,12 +40,16 @@ class Entrant:
         title: in a sentence: ``wecfl (K=3) with private norm layers``.
         clusters: their number; 0 if it does not cluster.
         private: whether hospitals have layers of their own.
+        tuned: whether each hospital trains its model on before it predicts.
+        control: whether its clusters are random groups.
     """
 
     name: str
     title: str
     clusters: int = 0
     private: bool = False
+    tuned: bool = False
+    control: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,7 @@ class Verdict:
         basis: how much it rests on, ``validation`` and ``test``.
         margin: the difference that matters to one hospital.
         majority: the accuracy of naming the most frequent class everywhere; None if it is not known.
+        random: the name of the random groups; empty if they were dropped.
     """
 
     metric: str
@@ -136,6 +141,7 @@ class Verdict:
     majority: float | None = None
     one_model: str = field(default="fedavg", repr=False)
     alone: str = field(default="local", repr=False)
+    random: str = field(default="", repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, with the sentences."""
@@ -156,7 +162,8 @@ class Verdict:
             lines.append(f"Without any one of {self.left_out} hospitals the choice is the same.")
         if self.majority is not None and is_accuracy(self.metric):
             lines.append(f"Naming the most frequent class everywhere has accuracy {figure(self.majority)}.")
-        for name, words in ((self.one_model, "one model for all"), (self.alone, "each hospital alone")):
+        references = {self.one_model: "one model for all", self.alone: "each hospital alone"}
+        for name, words in {**references, self.random: "random groups of the same sizes"}.items():
             comparison = self.compared.get((self.chosen.name, name))
             if comparison is not None:
                 lines.append(f"Against {words}: {self._numbers(comparison)}.")
@@ -184,6 +191,9 @@ class Verdict:
         if self.best_clustered is None:
             return f"{advice} All candidates with clusters were clearly worse on validation samples."
         comparison = self.compared[self.best_clustered.name, self.best_other.name]
+        if comparison.low > 0:  # so that random groups decide
+            numbers = self._numbers(self.compared[self.best_clustered.name, self.random])
+            return f"{advice} {self.best_clustered.title} is not clearly better than random groups: {numbers}."
         worse = "clearly worse" if comparison.clear else "no clear gain over it"
         return f"{advice} {self.best_clustered.title} is {worse}: {self._numbers(comparison)}."
 
@@ -238,6 +248,7 @@ def listed(names: Sequence[str]) -> str:
 
 SENTENCE = schema.described("a sentence", lambda value: isinstance(value, str) and len(value) <= 5000)
 NUMBERS = schema.dict_of(schema.number)
+COUNTS = schema.list_of(schema.count)
 GAIN = schema.object_with(
     **dict.fromkeys(("gain", "low", "high"), schema.maybe(schema.number)),
     says=schema.text,
@@ -284,10 +295,16 @@ def load_study(folder: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{folder} holds no study: there is no {STUDY}")
     try:
-        content = schema.checked(read_json(path), str(path), FIELDS, {"words": SENTENCE})
+        optional = {"words": SENTENCE, "set": COUNTS, "assignment": schema.dict_of(schema.count)}
+        content = schema.checked(read_json(path), str(path), FIELDS, optional)
     except FileError as error:
         raise ConfigError(f"{error}; start the study again in a new folder") from error
-    return {"words": f"{content['found']} clusters found", **content}  # version 0.2 has no words
+    return {
+        "words": f"{content['found']} clusters found",
+        "set": [],
+        "assignment": {},
+        **content,
+    }  # version 0.2 has none
 
 
 def find_study(folder: str | Path) -> Path | None:

@@ -298,8 +298,8 @@ def test_skew_without_groups_is_never_clear(seed: int) -> None:
     mixtures = rng.dirichlet(np.full(10, 0.3), 40)
     note = noted(found(mixtures @ rng.normal(size=(10, 300)) + 0.02 * rng.normal(size=(40, 300))))
     assert not is_clear(note)
-    low, high = gap.spread_of(note) or (0, 0)
-    assert low < high and f"{low} to {high}" in in_words(note)
+    low, high = note["set"]
+    assert low < high and f"90 % set {low} to {high}" in in_words(note)
     assert in_words(note).startswith("about ")
 
 
@@ -309,27 +309,50 @@ def test_groups_go_before_what_is_finer_and_comes_back_in_no_draw() -> None:
     inside = np.concatenate([rng.normal(size=(10, 2)) @ rng.normal(size=(2, 300)) for _ in range(4)])
     given = found(blobs([10] * 4, noise=0.02) + 0.4 * inside)
     assert int(np.argmax(given.gap)) + 1 > 4  # the gap alone would take
-    assert given.k == 4 and is_clear(noted(given))
+    low, high = given.k_set
+    assert given.k == low == 4 < high and not is_clear(noted(given))  # what is inside may be groups
+
+
+def test_groups_inside_clusters_that_are_far_apart_are_in_the_set() -> None:
+    """Two clusters of two groups each: draws of all have two, those of each cluster two."""
+    far, near = np.repeat(np.eye(2, 300), 16, axis=0), np.repeat(np.eye(4, 300, 10), 8, axis=0)
+    noise = 0.02 * np.random.default_rng(0).normal(size=(32, 300))
+    number = found(far + 0.2 * near + noise)
+    assert number.k_set == (2, 4) and not is_clear(noted(number))
+    assert found(far + noise).k_set == (2, 2)
+
+
+def test_who_changes_sides_is_named() -> None:
+    """One participant between two of three groups; all others are in the same cluster in each draw."""
+    points = np.concatenate([np.repeat(np.eye(3, 300), 8, axis=0), [[0.5, 0.5, 0.0]] @ np.eye(3, 300)])
+    number = found(points + 0.1 * np.random.default_rng(1).normal(size=points.shape))
+    assert number.k == 3 and len(number.steadiness) == 25
+    assert min(number.steadiness[:24]) == 1.0 > gap.AGREEING > number.steadiness[24]
+    note = noted(number, [f"h{i}" for i in range(25)])
+    assert note["unsteady"] == {"h24": number.steadiness[24]} and in_words(note).endswith("; 1 change sides: h24")
 
 
 def test_the_words_for_what_is_not_clear() -> None:
-    def note(k: int, gaps: list[float], stability: float, draws: dict[str, int]) -> dict[str, object]:
+    def note(k: int, gaps: list[float], stability: float, draws: dict[str, int], *ends: int) -> dict[str, object]:
         by_k = {
             str(i): {"gap": g, "deviations": 10 * g, "stability": 1.0 if i == 1 else stability}
             for i, g in enumerate(gaps, 1)
         }
-        return {"k": k, "by_k": by_k, "draws": draws}
+        return {"k": k, "by_k": by_k, "draws": draws, "set": list(ends)}
 
-    two = note(2, [0, 0.5, 0.4], 0.95, {"1": 30, "2": 70})
+    two = note(2, [0, 0.5, 0.4], 0.95, {"1": 30, "2": 70}, 1, 2)
     assert in_words(two) == (
-        "about 2 clusters found (without a fifth of the participants 1 to 2): "
-        "5.0 standard deviations tighter than data without clusters"
+        "about 2 clusters found (90 % set 1 to 2): 5.0 standard deviations tighter than data without clusters"
     )
-    other = note(2, [0, 0.5, 0.4], 0.5, {"2": 100})
-    assert "(without a fifth of the participants 2, with other members)" in in_words(other)
-    weak = note(1, [0, 0.1, 0.05], 0.5, {"1": 50, "3": 50})
+    hidden = note(2, [0, 0.5, 0.4], 0.95, {"2": 100}, 2, 4)  # groups inside the clusters
+    assert not is_clear(hidden) and "(90 % set 2 to 4)" in in_words(hidden)
+    other = note(2, [0, 0.5, 0.4], 0.5, {"2": 100}, 2, 2)
+    assert "(90 % set 2, with other members without a fifth of the participants)" in in_words(other)
+    sides = in_words({**other, "unsteady": {f"h{i}\n": i / 10 for i in range(8, -1, -1)}})
+    assert sides.endswith("; 9 change sides: h0, h1, h2, h3, h4, h5 and 3 others")
+    weak = note(1, [0, 0.1, 0.05], 0.5, {"1": 50, "3": 50}, 1, 3)
     assert in_words(weak) == (
-        "about one cluster found (without a fifth of the participants 1 to 3): "
+        "about one cluster found (90 % set 1 to 3): "
         "with 2, the updates are only 1.0 standard deviations tighter than data without clusters"
     )
     old = {"k": 2, "by_k": {k: {"gap": 0.5, "deviations": 3.0} for k in "12"}}  # of version 0.2, which drew none

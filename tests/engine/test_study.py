@@ -3,9 +3,9 @@
 """A study: who trains how long, what is dropped, how it goes on, and what it costs."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,8 +25,9 @@ from cfl_flare.engine.study.candidates import (
     first_candidates,
     named,
     private_layers,
+    random_groups,
 )
-from cfl_flare.engine.study.halving import Journal, Rung, Study
+from cfl_flare.engine.study.halving import Journal, Rung, Search, Study
 from cfl_flare.engine.study.in_process import InProcess
 from cfl_flare.methods import IFCA, FedAvg, FedCUAU, Local, WeCFL
 from cfl_flare.models import MLP, Logistic
@@ -56,16 +57,17 @@ class Fake:
     found: int = 3
     fails: str = ""
     layers: str | None = "bias"
-    participants: int = 12
+    names: list[str] = field(default_factory=lambda: [f"h{i}" for i in range(12)])
     rounds: int = 8
     metric: Metric = field(default_factory=lambda: Metric("accuracy"))
     done: list[tuple[str, int]] = field(default_factory=list)
     seen: list[tuple[str, int, str]] = field(default_factory=list)
 
-    def search(self) -> tuple[dict[str, Any], int]:
+    def search(self) -> Search:
         self.done.append(("search", 4))
         by_k = {str(k): {"gap": k / 10, "deviations": 3.0, "stability": 0.8} for k in range(1, 5)}
-        return {"k": self.found, "by_k": by_k, "draws": {"2": 50, "4": 50}}, 4
+        note = {"k": self.found, "by_k": by_k, "draws": {"2": 50, "4": 50}, "set": [2, 4]}
+        return Search(note, {name: i % self.found for i, name in enumerate(self.names)}, 4)
 
     def private_layers(self, candidate: Candidate) -> str | None:
         return self.layers
@@ -81,7 +83,8 @@ class Fake:
         return everywhere(table[candidate.name])
 
 
-VALUES = {"local": 0.5, "fedavg": 0.6, "wecfl-k2": 0.7, "wecfl-k3": 0.9, "wecfl-k4": 0.9, "wecfl-k3-bias": 0.8}
+VALUES = {"local": 0.5, "fedavg": 0.6, "wecfl-k2": 0.7, "wecfl-k3": 0.9, "wecfl-k4": 0.9}
+VALUES |= {"random-k3": 0.55, "wecfl-k3-bias": 0.8}
 TWO = [named(Local()), named(FedAvg())]
 
 
@@ -91,8 +94,8 @@ def test_what_is_clearly_worse_stops_and_what_the_verdict_needs_does_not():
     verdict = study.run()
     assert verdict.chosen.name == "wecfl-k3" and verdict.cluster
     first, last = study.journal.rungs
-    # Half of six may be dropped: the two worst that are no baselines.
-    assert list(first.dropped) == ["wecfl-k2", "wecfl-k3-bias"] and first.rounds == 4
+    # Half of seven may be dropped: the worst that are no baselines.
+    assert list(first.dropped) == ["random-k3", "wecfl-k2", "wecfl-k3-bias"] and first.rounds == 4
     assert first.dropped["wecfl-k2"].startswith("wecfl-k3 is better by 0.200, 95 % interval 0.200 to 0.200")
     assert set(last.means) == {"local", "fedavg", "wecfl-k3", "wecfl-k4"} and not last.dropped
     assert fake.done == [
@@ -101,8 +104,8 @@ def test_what_is_clearly_worse_stops_and_what_the_verdict_needs_does_not():
         *((name, 8) for name in ("local", "fedavg", "wecfl-k3", "wecfl-k4")),
     ]
     assert study.journal.cost(8) | {"seconds": 0} == {
-        "rounds": 4 + 2 * 4 + 4 * 8,
-        "everything": 4 + 6 * 8,
+        "rounds": 4 + 3 * 4 + 4 * 8,
+        "everything": 4 + 7 * 8,
         "seconds": 0,
     }
 
@@ -112,7 +115,7 @@ def test_one_model_with_private_layers_learns_to_the_end_even_if_it_learns_late(
     values = {**VALUES, "fedavg-bias": 0.1}
     study = Study(Fake(values), [*TWO, named(FedAvg(), "bias")], StudySettings(rungs=2))
     study.run()
-    assert list(study.journal.rungs[0].dropped) == ["wecfl-k2", "wecfl-k3-bias"]
+    assert list(study.journal.rungs[0].dropped) == ["random-k3", "wecfl-k2", "wecfl-k3-bias"]
     assert "fedavg-bias" in study.journal.rungs[1].means
 
 
@@ -125,12 +128,12 @@ def test_test_samples_are_measured_once_at_the_end_and_of_those_left_alone():
 
 
 def test_at_most_half_are_dropped_at_a_time_the_worst_ones_first():
-    values = {**VALUES, "wecfl-k2": 0.1, "wecfl-k4": 0.2, "wecfl-k3-bias": 0.3, "ifca-k2": 0.4}
+    values = {**VALUES, "wecfl-k2": 0.1, "wecfl-k4": 0.2, "wecfl-k3-bias": 0.3, "ifca-k2": 0.4, "random-k3": 0.5}
     study = Study(Fake(values), [*TWO, named(IFCA(k=2))], StudySettings(rungs=3))
     study.run()
     assert [list(rung.dropped) for rung in study.journal.rungs] == [
-        ["wecfl-k2", "wecfl-k4", "wecfl-k3-bias"],
-        ["ifca-k2"],
+        ["wecfl-k2", "wecfl-k4", "wecfl-k3-bias", "ifca-k2"],
+        ["random-k3"],
         [],
     ]
 
@@ -152,7 +155,8 @@ def test_a_study_goes_on_where_it_was():
     assert [len(one["rungs"]) for one in kept] == [0, 1, 2, 2] and kept[-1]["verdict"]["chosen"]["name"] == "wecfl-k3"
     after = json.loads(json.dumps(kept[1]))
     fake = Fake(VALUES)
-    again = Study(fake, TWO, StudySettings(rungs=2), Journal(3, 4, 0.0, [Rung(**r) for r in after["rungs"]]))
+    rungs = [Rung(**r) for r in after["rungs"]]
+    again = Study(fake, TWO, StudySettings(rungs=2), Journal(3, (2, 4), after["assignment"], 4, 0.0, rungs))
     assert again.run() == whole.journal.verdict
     assert fake.done == [(n, 8) for n in ("local", "fedavg", "wecfl-k3", "wecfl-k4")]
     assert {one.name for one in again.candidates} == VALUES.keys()
@@ -163,9 +167,7 @@ def test_minutes_end_a_study_between_comparisons_but_never_before_the_first():
     study = Study(Fake(VALUES), TWO, StudySettings(rungs=2, minutes=1e-9), say=said.append)
     verdict = study.run()
     assert verdict.rounds == 4 and len(study.journal.rungs) == 1
-    assert said[0].startswith(
-        "after 4 rounds: about 3 clusters found (without a fifth of the participants 2 to 4, with"
-    )
+    assert said[0].startswith("after 4 rounds: about 3 clusters found (90 % set 2 to 4, with")
     assert study.journal.words == said[0].removeprefix("after 4 rounds: ")
     assert said[-1] == "1e-09 minutes are used up; the candidates have 4 rounds"
     more = Study(Fake(VALUES), TWO, StudySettings(rungs=2, minutes=60), study.journal)
@@ -189,7 +191,7 @@ def test_two_groups_are_a_candidate_even_if_none_were_found():
 def test_under_survival_the_last_layer_s_bias_is_no_candidate():
     """Cox's loss has no intercept: the same number added to all risks of a hospital changes nothing."""
     linear, deep = MLP([4], 1, hidden=[]), MLP([4], 1, hidden=[8])
-    assert [one.name for one in first_candidates(linear, task=Survival())] == ["local", "fedavg"]
+    assert [one.name for one in first_candidates(linear, task=Survival())] == ["local", "fedavg", "finetune"]
     assert private_layers(linear, FedAvg(), Binary()) == private_layers(deep, FedAvg(), Survival()) == "bias"
     with pytest.raises(ConfigError, match=r"private = 'bias' is the last layer's bias alone.* survival only compares"):
         check_private(FedAvg(), Division.of(linear, "bias"), "bias", task=Survival())
@@ -200,11 +202,35 @@ def test_hospitals_keep_normalisation_or_else_biases_if_the_method_lets_them():
     normed.bn = __import__("torch").nn.BatchNorm1d(4)
     assert private_layers(plain, FedAvg()) == "bias" and private_layers(normed, FedAvg()) == "norm"
     assert private_layers(plain, FedCUAU(k=2)) is None
-    assert [one.name for one in first_candidates(plain, [IFCA(k=2)])] == ["local", "fedavg", "fedavg-bias", "ifca-k2"]
+    names = [candidate.name for candidate in first_candidates(plain, [IFCA(k=2)])]
+    assert names == ["local", "fedavg", "fedavg-bias", "finetune", "ifca-k2"]
     with pytest.raises(ConfigError, match="fedavg is a candidate already; leave it out"):
         first_candidates(plain, [FedAvg()])
     entrant = named(WeCFL(k=3), "norm").entrant
     assert (entrant.name, entrant.title) == ("wecfl-k3-norm", "wecfl (K=3) with private norm layers")
+
+
+def test_random_groups_have_the_sizes_of_the_clusters_and_are_drawn_once():
+    names = [f"h{i}" for i in range(10)]
+    drawn = random_groups([0, 0, 0, 0, 0, 1, 1, 2], names, 0)  # two hospitals did not answer
+    groups = Counter(drawn.method.groups.values())
+    assert drawn.name == "random-k3" and drawn.control and not drawn.baseline and drawn.method.warmup == 1
+    assert groups == {"0": 7, "1": 2, "2": 1}  # whoever did not answer is dealt as those that come first
+    assert random_groups([0, 0, 0, 0, 0, 1, 1, 2], names[::-1], 0) == drawn
+    assert random_groups([0, 0, 0, 0, 0, 1, 1, 2], names, 1) != drawn
+    halves = Counter(random_groups([0] * 8, names, 0).method.groups.values())
+    assert halves == {"0": 5, "1": 5}  # no clusters were found, and two are tried in any case
+    assert drawn.entrant.title == "random groups (K=3)" and drawn.entrant.control
+
+
+def test_the_search_is_read_from_its_records(tmp_path):
+    with pytest.raises(RunFailedError, match="too few participants answered"):
+        (tmp_path / ROUNDS).write_text('{"round": 0}\n')
+        Search.of_run(tmp_path, 2)
+    (tmp_path / ROUNDS).write_text('{"round": 0}\n{"round": 1, "number_of_clusters": {"k": 2}}\n')
+    lines = [{"round": r, "participant": f"h{i}", "cluster": c} for r in (0, 1) for i, c in enumerate((r, 0, None))]
+    (tmp_path / "assignments.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert Search.of_run(tmp_path, 2) == Search({"k": 2}, {"h0": 1, "h1": 0}, 2)
 
 
 class Missing(Fake):
@@ -292,8 +318,8 @@ def test_splits_are_disjoint_and_measured_on_the_same_models(tmp_path, monkeypat
     trainer.train(candidate, 2)
     monkeypatch.setattr(in_process, "SECONDS", -1.0)
     found = {split: trainer.measured(candidate, 2, split) for split in ("validation", "test")}
-    said = f"{candidate.name}: measured on test samples of 1 of {trainer.participants} hospitals"
-    assert said in lines and len(lines) == 2 * trainer.participants
+    said = f"{candidate.name}: measured on test samples of 1 of {len(trainer.names)} hospitals"
+    assert said in lines and len(lines) == 2 * len(trainer.names)
     run = load_run(tmp_path / candidate.name)
     for person in run.summary["participants"]:  # what the run itself measured
         assert found["validation"][person["name"]].value == pytest.approx(person["served_accuracy"])

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a study compares: each hospital alone, one model for all, and clusters, with private layers and without.
 
-`StudySettings` say what that may cost, and what difference matters.
+Random groups are beside them: clusters have to be better than these. `StudySettings` say what a study may cost, and
+what difference matters.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +18,23 @@ from torch import nn
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.private import Division
+from cfl_flare.core.seeds import stream
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.engine.site import check_private
-from cfl_flare.methods import FedAvg, Local, Method, WeCFL, describe_method
+from cfl_flare.methods import FedAvg, Finetune, Groups, Local, Method, WeCFL, describe_method
 from cfl_flare.methods.auto_k import AutoK
 from cfl_flare.results.study import SEARCH, Entrant
 from cfl_flare.training.tasks import LearningTask
 
 ALONE, ONE_MODEL = "local", "fedavg"
+# Groups that are drawn, as the name of a candidate begins.
+RANDOM = "random"
 # The most clusters that are looked for.
 MOST = 10
 # Rounds of FedAvg in which the number of clusters is looked for.
 WARMUP = 5
 TITLES = {ALONE: "each hospital alone", ONE_MODEL: "one model for all"}
+TUNED = "one model, fine-tuned at each hospital"
 # The layers that hospitals keep, in the order in which they are preferred, and their names in a sentence.
 PRIVATE = {"norm": "private norm layers", "bias": "private biases"}
 
@@ -85,9 +90,18 @@ class Candidate:
         """As the verdict names it."""
         clusters = self.method.clusters
         title = TITLES.get(self.method.label, self.method.label + (f" (K={clusters})" if clusters else ""))
+        if isinstance(self.method, Groups):
+            title = f"{'random' if self.control else 'given'} groups (K={clusters})"
+        elif self.method == Finetune():
+            title = TUNED
         if self.private is not None:
             title += f" with {PRIVATE[self.private]}"
-        return Entrant(self.name, title, clusters, self.private is not None)
+        return Entrant(self.name, title, clusters, self.private is not None, self.method.finetune, self.control)
+
+    @property
+    def control(self) -> bool:
+        """Whether its groups are random: it is never recommended, and clusters have to be better."""
+        return self.name.startswith(f"{RANDOM}-k")
 
     @property
     def baseline(self) -> bool:
@@ -136,7 +150,8 @@ def first_candidates(
         ConfigError: a method of the user's is a candidate anyway, or given twice.
     """
     layers = private_layers(module, FedAvg(), task)
-    candidates = [named(Local()), named(FedAvg()), *([named(FedAvg(), layers)] if layers else [])]
+    private = [named(FedAvg(), layers)] if layers else []
+    candidates = [named(Local()), named(FedAvg()), *private, named(Finetune())]
     for candidate in map(named, methods):
         twice = candidate.name in [other.name for other in candidates]
         require(not twice, f"--method {candidate.name} is a candidate already; leave it out")
@@ -153,6 +168,26 @@ def clustered_candidates(number: int, participants: int, taken: Sequence[Candida
     names = [candidate.name for candidate in taken]
     numbers = [k for k in range(number - 1, number + 2) if 2 <= k <= participants]
     return [candidate for k in numbers if (candidate := named(WeCFL(k=k))).name not in names]
+
+
+def random_groups(clusters: Sequence[int], names: Collection[str], seed: int) -> Candidate:
+    """Groups of the sizes of some clusters, drawn at random; two halves, if there is one cluster.
+
+    Args:
+        clusters: of each participant that has one.
+        names: of all participants.
+
+    >>> random_groups([0, 0, 1], ["a", "b", "c", "d"], 0).method.groups
+    {'c': '0', 'd': '0', 'b': '1', 'a': '0'}
+    """
+    labels = [*clusters] if len({*clusters}) > 1 else [i % 2 for i in range(len(names))]
+    order = stream(seed, "random groups").permutation(sorted(names)).tolist()
+    return control({name: str(labels[i % len(labels)]) for i, name in enumerate(order)})
+
+
+def control(groups: Mapping[str, str]) -> Candidate:
+    """Random groups as a candidate; as WeCFL's, its clusters begin after a common round."""
+    return Candidate(f"{RANDOM}-k{len({*groups.values()})}", Groups(groups=groups, warmup=1))
 
 
 def search_rounds(rounds: int) -> int:
@@ -173,7 +208,9 @@ def every_candidate(module: nn.Module, rounds: int, methods: Sequence[Method] = 
     """
     candidates = [search_candidate(rounds), *first_candidates(module, methods)]
     names = [candidate.name for candidate in candidates]
-    candidates += [c for k in range(2, MOST + 2) if (c := named(WeCFL(k=k))).name not in names]
+    numbers = range(2, MOST + 2)
+    candidates += [c for k in numbers if (c := named(WeCFL(k=k))).name not in names]
+    candidates += [control({str(i): str(i) for i in range(k)}) for k in numbers]  # the server alone knows who is where
     for base in candidates[1:]:
         layers = private_layers(module, base.method) if base.method.clusters and base.private is None else None
         candidates += [] if layers is None else [base.with_private(layers)]

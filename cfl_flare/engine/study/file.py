@@ -38,7 +38,8 @@ def journal_of(begun: Mapping[str, Any] | None) -> Journal:
     if begun is None:
         return Journal()
     rungs = [from_dict(Rung, rung, STUDY) for rung in begun["rungs"]]
-    return Journal(begun["found"], begun["searched"], begun["search_seconds"], rungs, words=begun["words"])
+    searched = begun["found"], begun["set"], begun["assignment"], begun["searched"], begun["search_seconds"]
+    return Journal(*searched, rungs, words=begun["words"])
 
 
 def save(folder: Path, study: Study, journal: Journal, facts: Mapping[str, Any]) -> None:

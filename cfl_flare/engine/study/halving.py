@@ -12,16 +12,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final, Protocol
 
-from cfl_flare.clustering.gap import in_words
+from cfl_flare.clustering.gap import NUMBER, in_words
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import AbortedError, CFLError, ConfigError, RunFailedError
 from cfl_flare.core.text import plain
-from cfl_flare.engine.study.candidates import ALONE, ONE_MODEL, Candidate, StudySettings, clustered_candidates
+from cfl_flare.engine.study.candidates import (
+    ALONE,
+    ONE_MODEL,
+    Candidate,
+    StudySettings,
+    clustered_candidates,
+    random_groups,
+)
 from cfl_flare.results.comparison import MARGIN, Measured, clear_without_each, difference, mean_of, shared_by_all
 from cfl_flare.results.decision import decide
 from cfl_flare.results.metrics import Metric, is_share
+from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, read_lines
 from cfl_flare.results.study import Verdict
 
 VALIDATION: Final = "validation"
@@ -40,12 +49,12 @@ class Trainer(Protocol):
     rounds: int
 
     @property
-    def participants(self) -> int:
-        """The number of hospitals."""
+    def names(self) -> Sequence[str]:
+        """Those of the hospitals."""
         ...
 
-    def search(self) -> tuple[Mapping[str, Any], int]:
-        """The number of clusters, as `cfl_flare.clustering.gap.noted` has it, and how many rounds the search took."""
+    def search(self) -> Search:
+        """Looks for the number of clusters."""
         ...
 
     def private_layers(self, candidate: Candidate) -> str | None:
@@ -59,6 +68,35 @@ class Trainer(Protocol):
     def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
         """What every hospital measures of a candidate after these rounds, on ``validation`` or ``test`` samples."""
         ...
+
+
+@dataclass(frozen=True)
+class Search:
+    """The number of clusters, and how it was found.
+
+    Attributes:
+        note: as `cfl_flare.clustering.gap.noted` has it.
+        assignment: the cluster of each hospital that answered.
+        rounds: that it took.
+    """
+
+    note: Mapping[str, Any]
+    assignment: Mapping[str, int]
+    rounds: int
+
+    @classmethod
+    def of_run(cls, folder: Path, rounds: int) -> Search:
+        """That of a finished search, whose records are in this folder.
+
+        Raises:
+            RunFailedError: too few participants answered.
+        """
+        records = [line for line in read_lines(folder / ROUNDS) if NUMBER in line]
+        if not records:
+            raise RunFailedError("study: too few participants answered to find the number of clusters; start it again")
+        last = [line for line in read_lines(folder / ASSIGNMENTS) if line["round"] == records[-1]["round"]]
+        assignment = {line["participant"]: line["cluster"] for line in last if line["cluster"] is not None}
+        return cls(records[-1][NUMBER], assignment, rounds)
 
 
 @dataclass(frozen=True)
@@ -83,6 +121,8 @@ class Journal:
 
     Attributes:
         clusters: their number after the search; None before.
+        k_set: the ends of its nominal 90 % set.
+        assignment: the cluster of each hospital that answered.
         searched: the rounds that the search took, and ``search_seconds`` the seconds.
         rungs: the comparisons.
         verdict: None until there is one.
@@ -90,6 +130,8 @@ class Journal:
     """
 
     clusters: int | None = None
+    k_set: Sequence[int] = ()
+    assignment: Mapping[str, int] = field(default_factory=dict)
     searched: int = 0
     search_seconds: float = 0.0
     rungs: list[Rung] = field(default_factory=list)
@@ -110,6 +152,8 @@ class Journal:
         """As JSON values."""
         return {
             "found": self.clusters,
+            "set": list(self.k_set),
+            "assignment": dict(self.assignment),
             "words": self.words,
             "searched": self.searched,
             "search_seconds": self.search_seconds,
@@ -161,12 +205,16 @@ class Study:
         journal = self.journal
         if journal.clusters is None:
             start = time.monotonic()
-            note, journal.searched = self.trainer.search()
-            journal.clusters, journal.words = int(note["k"]), in_words(note)
+            search = self.trainer.search()
+            journal.clusters, journal.words = int(search.note["k"]), in_words(search.note)
+            journal.k_set, journal.assignment = search.note["set"], search.assignment
+            journal.searched = search.rounds
             journal.search_seconds = time.monotonic() - start
             self._save(journal)
         self._say(f"after {journal.searched} rounds: {journal.words}")
-        self.candidates += clustered_candidates(journal.clusters, self.trainer.participants, self.candidates)
+        names = self.trainer.names
+        self.candidates += clustered_candidates(journal.clusters, len(names), self.candidates)
+        self.candidates.append(random_groups([*journal.assignment.values()], names, self._seed))
         left = list(self.candidates)
         ladder = self.settings.ladder(self.trainer.rounds)
         for i, rounds in enumerate(ladder):
@@ -224,9 +272,12 @@ class Study:
 
     def _best_private(self, measured: Mapping[str, Measured]) -> Candidate | None:
         """The best number of clusters so far with private layers."""
-        clustered = {c.name: c for c in self.candidates if c.method.clusters and c.name in measured}
+        clustered = {c.name: c for c in self._clustered() if c.name in measured}
         best = self._ranked(self._means({name: measured[name] for name in clustered}))[:1]
         return self._with_private(clustered[best[0]]) if best else None
+
+    def _clustered(self) -> list[Candidate]:
+        return [c for c in self.candidates if c.method.clusters and c.private is None and not c.control]
 
     def _with_private(self, candidate: Candidate) -> Candidate | None:
         layers = self.trainer.private_layers(candidate)
@@ -279,7 +330,7 @@ class Study:
     def _left(self, rung: Rung) -> list[Candidate]:
         """Those that train on after a comparison, with the private one that the first of them brought."""
         known = {candidate.name for candidate in self.candidates}
-        for base in [c for c in self.candidates if c.method.clusters and c.private is None]:
+        for base in self._clustered():
             joined = self._with_private(base)
             if joined is not None and joined.name in {*rung.means, *rung.dropped} - known:
                 self.candidates.append(joined)
@@ -304,5 +355,5 @@ class Study:
             ONE_MODEL,
             ALONE,
             self.settings.fewest_events,
-            trainer.participants,
+            len(trainer.names),
         )

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.errors import ConfigError, RunFailedError
 from cfl_flare.data import ParticipantData
 from cfl_flare.engine.drive import Checkpoints
@@ -23,13 +22,12 @@ from cfl_flare.engine.observers.bootstrap import Bootstrap
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.study.candidates import Candidate, private_layers, search_candidate, search_rounds
-from cfl_flare.engine.study.halving import TEST, VALIDATION
+from cfl_flare.engine.study.halving import TEST, VALIDATION, Search
 from cfl_flare.engine.study.plans import check_candidates, of_candidate, study_plan
 from cfl_flare.engine.task import Task
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results.comparison import AtHospital, Measured
 from cfl_flare.results.metrics import RoundMetrics, leading
-from cfl_flare.results.run_dir import ROUNDS, read_lines
 from cfl_flare.results.store import Checkpoint, Store, StoreError
 from cfl_flare.results.study import SEARCH
 from cfl_flare.training.bootstrap import SECONDS
@@ -71,7 +69,7 @@ class InProcess:
         task = site.runtime.task
         self.plan = plan = replace(plan, server=plan.server.judged(task, site.runtime.division.layout))
         self.metric = leading(plan.server.early_stopping.named, [*task.ranges(self.training.measures)])
-        self.participants = len(site.hosted)
+        self.names = [*site.hosted]
 
     def hosted(self, split: str) -> list[ParticipantData]:
         """The participants, whose test samples are those of this split."""
@@ -88,18 +86,15 @@ class InProcess:
         """
         check_candidates(self.plan, candidates)
 
-    def search(self) -> tuple[Mapping[str, Any], int]:
+    def search(self) -> Search:
         """Trains as ``wecfl:k=auto`` until it has found the number of clusters.
 
         Raises:
             RunFailedError: too few participants answered.
         """
-        warmup = search_rounds(self.rounds)
-        self.train(search_candidate(self.rounds), warmup)
-        notes = [line[NUMBER] for line in read_lines(self.out / SEARCH / ROUNDS) if NUMBER in line]
-        if not notes:
-            raise RunFailedError("study: too few participants answered to find the number of clusters; start it again")
-        return notes[-1], warmup
+        rounds = search_rounds(self.rounds)
+        self.train(search_candidate(self.rounds), rounds)
+        return Search.of_run(self.out / SEARCH, rounds)
 
     def private_layers(self, candidate: Candidate) -> str | None:
         """See `cfl_flare.engine.study.candidates.private_layers`."""

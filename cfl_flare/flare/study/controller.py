@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel
 
-from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.config import from_dict, unmarked
 from cfl_flare.core.errors import AbortedError, ConfigError, RunFailedError
 from cfl_flare.core.seeds import derive
@@ -33,7 +32,7 @@ from cfl_flare.engine.study.candidates import (
     search_rounds,
 )
 from cfl_flare.engine.study.file import as_kept, finished, journal_of, save
-from cfl_flare.engine.study.halving import TEST, VALIDATION, Journal, Study
+from cfl_flare.engine.study.halving import TEST, VALIDATION, Journal, Search, Study
 from cfl_flare.engine.task import MAX_SAMPLES, Result, is_count
 from cfl_flare.flare.aggregator import Start
 from cfl_flare.flare.compat import component_policy, simulated
@@ -44,7 +43,6 @@ from cfl_flare.flare.wire import content_of
 from cfl_flare.methods import Participant, build_method
 from cfl_flare.results.comparison import AtHospital, Measured
 from cfl_flare.results.metrics import leading
-from cfl_flare.results.run_dir import ROUNDS, read_lines
 from cfl_flare.results.store import Checkpoint
 
 
@@ -130,10 +128,10 @@ class StudyController(SeveralController):
     # ---- What a study asks of its trainer ----
 
     @property
-    def participants(self) -> int:
-        return len(self.everyone)
+    def names(self) -> list[str]:
+        return [participant.name for participant in self.everyone]
 
-    def search(self) -> tuple[Mapping[str, Any], int]:
+    def search(self) -> Search:
         """Trains as ``wecfl:k=auto`` until it has found the number of clusters.
 
         Raises:
@@ -141,10 +139,7 @@ class StudyController(SeveralController):
         """
         candidate, rounds = search_candidate(self.rounds), search_rounds(self.rounds)
         self.train(candidate, rounds)
-        notes = [line[NUMBER] for line in read_lines(self._folder.path / candidate.name / ROUNDS) if NUMBER in line]
-        if not notes:
-            raise RunFailedError("study: too few participants answered to find the number of clusters; start it again")
-        return notes[-1], rounds
+        return Search.of_run(self._folder.path / candidate.name, rounds)
 
     def private_layers(self, candidate: Candidate) -> str | None:
         return private_layers(self._module, candidate.method, self._task)
