@@ -273,9 +273,13 @@ class ClusteringAggregator(ModelAggregator):
 
 
 def _check_resumed(fresh: ServerState, resumed: ServerState) -> None:
-    """Raises a ConfigError if a resumed state is of another method or model than a fresh one."""
-    for slot, model in fresh.bank.items():
-        matches = slot in resumed.bank and resumed.bank[slot].layout == model.layout
-        require(matches, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
+    """Raises a ConfigError if a resumed state is of another method or model than a fresh one.
+
+    A method that finds its clusters has other models than it began with; what it began to count is still there.
+    """
     missing = sorted(fresh.extras.keys() - resumed.extras.keys())
+    changes = bool(fresh.extras) and not missing
+    for slot, model in fresh.bank.items():
+        matches = resumed.bank[slot].layout == model.layout if slot in resumed.bank else changes
+        require(matches, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
     require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")

@@ -130,7 +130,7 @@ class Warmup(FedAvg):
 
         sent = replace(state, bank={**others, **copies}, extras={})
         after = with_clusters(self.base, len(ids)).aggregate(sent, Mapped(updates, of_cluster), clusters)
-        return replace(after, extras={**after.extras, NUMBER_FOUND: len(ids)}, notes=state.notes)
+        return replace(after, extras={**state.extras, **after.extras, NUMBER_FOUND: len(ids)}, notes=state.notes)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         return {GLOBAL: Served((state.bank[COMMON],))}
