@@ -156,14 +156,14 @@ def test_the_number_of_clusters_is_shown_where_it_is_searched(tmp_path):
     assert number_of_clusters(view(folder)) is None  # two in every round
     lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
     by_k = {"1": {"gap": 0.0, "deviations": 0.0}, "2": {"gap": 0.75, "deviations": 3.0, "stability": 0.5}}
-    lines[1]["number_of_clusters"] = {"k": 2, "by_k": by_k, "draws": {"2": 60, "5": 40}}
+    lines[1]["number_of_clusters"] = {"k": 2, "by_k": by_k, "draws": {"2": 60, "5": 40}, "set": [2, 5]}
     lines[2]["dispersion"] = {"0": 0.5, "1": None}
     (folder / "rounds.jsonl").write_text("".join(json.dumps(own) + "\n" for own in lines))
     in_use, inside, gap = number_of_clusters(view(folder)).plots
     assert [row[1] for row in in_use.table.rows] == ["2", "2", "2"]
     assert inside.table.columns == ("round", "cluster-0") and inside.table.rows == [["3", "0.500"]]
     assert gap.table.rows == [["1", "0.000", "0.000 to 0.000", "-"], ["2", "0.750", "0.500 to 1.000", "0.500"]]
-    assert "about 2 clusters found (without a fifth of the participants 2 to 5, with other members)" in gap.text
+    assert "about 2 clusters found (90 % set 2 to 5, with other members without a fifth" in gap.text
     assert load_run(folder).name.endswith("(about K=2)")
 
 
