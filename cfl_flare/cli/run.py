@@ -56,7 +56,8 @@ def add_run_options(command: Parser) -> None:
     add_settings(execution, Simulation)
     execution.add_argument("--out", metavar="DIR", help="where results go; default: cfl-runs/<time>")
     add_settings(execution, *(CONCERNS[name] for name in options.OF_JOB), without=NOT_IN_RUN, num_rounds=20)
-    add_settings(command.add_argument_group("local training"), TrainSettings, lr=0.05)
+    training = command.add_argument_group("local training")
+    add_settings(training, TrainSettings, derived=options.TRAINED_AS, **options.TRAINED)
 
 
 def run(arguments: argparse.Namespace) -> None:

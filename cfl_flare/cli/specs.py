@@ -7,13 +7,14 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 
-from cfl_flare.cli.options import SIMULATED, given, say, write_config
+from cfl_flare.cli.options import SIMULATED, TRAINED, given, say, write_config
 from cfl_flare.core.config import build, from_dict, parse_spec, require
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.files import read_json
@@ -74,15 +75,41 @@ def dealt_out(source: DataSource, settings: Mapping[str, Any]) -> dict[str, Any]
     return {**settings, "partition": chosen, "participants": participants}
 
 
+def training_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings of `TrainSettings`, without those that follow from the task."""
+    settings = given(arguments, TrainSettings)
+    return {name: value for name, value in settings.items() if value is not None or name not in TRAINED}
+
+
 def simulated(arguments: argparse.Namespace, methods: Sequence[Method]) -> dict[str, Any]:
     """The settings of `RunPlan.of` for a simulation in which these methods are compared."""
-    source, training = read_source(arguments.data), TrainSettings(**given(arguments, TrainSettings))
+    source, settings = read_source(arguments.data), training_of(arguments)
+    training = TrainSettings(**settings)
+    shape, outputs, masks = shape_and_outputs(source, arguments.data, training)
+    model = model_spec(arguments.model, shape, outputs, masks)
+    usual = usual_measures(training.built_task(), outputs, scores=model["class_path"].startswith("cfl_flare.models."))
     return {
         **dealt_out(source, given(arguments, *CONCERNS.values())),
-        "model": model_spec(arguments.model, *shape_and_outputs(source, arguments.data, training)),
+        "model": model,
         "data": source,
-        "training": training,
+        "training": replace(training, **{name: usual[name] for name in usual if name not in settings}),
         "indicator_samples": samples_to_set_aside(methods),
+    }
+
+
+def usual_measures(task: LearningTask, outputs: int, scores: bool) -> dict[str, Any]:
+    """What a simulation measures unless the user says otherwise.
+
+    These are intervals, and figures of classes with enough samples. Where there are two classes, they are
+    discrimination and calibration, too, with histograms of ``scores`` where the model is one of `MODELS`. Draws of
+    survival times and of masks are measured one by one: fewer take less than a tenth of a run.
+    """
+    two = task.key_metric(outputs) == "loss"
+    names = ("supported_f1", *(("auroc", "ece", "brier") if two else ()))
+    return {
+        "measures": tuple(name for name in names if name in task.measures and name not in task.always),
+        "score_bins": 200 if two and task.scored and scores else 0,
+        "bootstrap": 50 if task.form in ("time", "mask") else 200,
     }
 
 

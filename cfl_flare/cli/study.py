@@ -20,7 +20,16 @@ from rich.console import Console
 from cfl_flare.cli import options
 from cfl_flare.cli.options import CONFIG, SITE_DATA, Parser, add_settings, given, say
 from cfl_flare.cli.simulate import Display
-from cfl_flare.cli.specs import build_named, check_out, is_unused, model_of_job, read_source, simulated, write_job
+from cfl_flare.cli.specs import (
+    build_named,
+    check_out,
+    is_unused,
+    model_of_job,
+    read_source,
+    simulated,
+    training_of,
+    write_job,
+)
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.files import make_folder
 from cfl_flare.data import DataConfig
@@ -60,7 +69,8 @@ def add_study_options(command: Parser) -> None:
     add_settings(execution, StudySettings)
     unused = ("stop_cond", "patience", "cross_site_evaluation", "keep_features")
     add_settings(execution, ServerSettings, SiteSettings, without=unused, num_rounds=20)
-    add_settings(command.add_argument_group("local training"), TrainSettings, lr=0.05, bootstrap=200)
+    training = command.add_argument_group("local training")
+    add_settings(training, TrainSettings, derived=options.TRAINED_AS, **options.TRAINED)
     job = command.add_argument_group("as one job for real sites, which is written and not run")
     job.add_argument("--job", metavar="DIR", help="where the job's folder goes; the options below belong to it")
     add_settings(job, *OF_STUDY_JOB, without=NOT_IN_STUDY_JOB, optional=True, **STUDY_JOB)
@@ -108,7 +118,7 @@ def export_study(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.job).absolute() / of_job["name"]
     check_out(folder, "--job")
     data = arguments.data or SITE_DATA
-    source, training = read_source(data, here=here), given(arguments, TrainSettings)
+    source, training = read_source(data, here=here), {"bootstrap": 200, **training_of(arguments)}
     from cfl_flare.flare import StudyRecipe
 
     recipe = StudyRecipe(
@@ -133,7 +143,7 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
 
     @contextmanager
     def watch(name: str, rounds: int) -> Iterator[Callable[[RoundMetrics], None]]:
-        with Display(console, [name], rounds, trainer.metric.name) as display:
+        with Display(console, [name], rounds, trainer.metric) as display:
             yield lambda measured: display.update(name, [measured.record])
 
     trainer = InProcess(plan, out, watch, partial(say, console))

@@ -9,6 +9,7 @@ script's element.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from cfl_flare.core.text import plain
 
 LIMIT = 60
-NAMES = {"macro_f1": "macro-F1", "supported_f1": "macro-F1 of supported classes", "c_index": "C-index"}
+NAMES = {"macro_f1": "macro-F1", "supported_f1": "supported F1", "c_index": "C-index"}
 NAMES |= {name: name.upper() for name in ("auroc", "auprc", "ece", "mae", "rmse", "r2")}
 # What every object of JavaScript has under that name. Vega looks values up in objects: it does not draw a plot with
 # such a name in it, and a site could call itself so.
@@ -28,6 +29,16 @@ OF_EVERY_OBJECT |= {"__lookupGetter__", "__lookupSetter__"}
 def cut(value: Any, limit: int = LIMIT) -> str:
     """Text of any kind in one line of that length at most."""
     return plain(str(value), limit)
+
+
+def axis_title(measure: Any) -> str:
+    """A measure's name as the title of an axis: one of plain letters, or a fixed text.
+
+    >>> axis_title("served_auroc"), axis_title("val/dice"), axis_title("<b>")
+    ('AUROC', 'val/dice', 'value')
+    """
+    name = measure_name(measure)
+    return name if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 _./%-]*", name) else "value"
 
 
 def measure_name(measure: Any) -> str:

@@ -31,6 +31,8 @@ from threadpoolctl import threadpool_limits
 from tests.golden.cases import METHODS, Case
 
 COMMAND = "import sys; from cfl_flare.cli import main; sys.exit(main())"
+# Records are of what training leaves: traffic has no draws.
+PLAIN = ("--bootstrap", "0", "--measures", "accuracy")
 NVFLARE = "from nvflare.cli import main; main()"
 
 
@@ -49,7 +51,7 @@ def run_case(case: Case, folder: Path) -> dict[str, Any]:
     elif case.resumed or case.settings:
         left = _exported(case, folder)
     else:
-        process(COMMAND, ["run", *case.options, "--sites", "2", "--out", str(folder / "out")], folder)
+        process(COMMAND, ["run", *case.options, *PLAIN, "--sites", "2", "--out", str(folder / "out")], folder)
         left = next((folder / "out").glob("*/summary.json")).parent
     found = read_run(left)
     memory = {path.name: _memory(path) for path in sorted((folder / "state").glob("*/site-*"))}
@@ -111,7 +113,7 @@ def in_process(
         stack.enter_context(patch("cfl_flare.report.write.try_to_write", lambda *where: None))
         stack.enter_context(threadpool_limits(1))
         stack.enter_context(output_to(folder / "said"))
-        status = main(["run", "--loop", *options, "--out", str(folder / "out")])
+        status = main(["run", "--loop", *options, *PLAIN, "--out", str(folder / "out")])
     if status:
         raise RuntimeError((folder / "said").read_text().strip())
     return next((folder / "out").glob("*/summary.json")).parent
