@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often an interval of nominal 95 % holds the measure that the model has on all patients, by how it is made.
 
+The same of the worst tenth of participants, of which one is the worst by chance.
+
 Test splits are drawn from a population whose measures are known. Of four classes all are alike, or one has 5 % of the
 patients; of survival times half end in an event, or 8 %. Ways to make an interval:
 
@@ -16,6 +18,7 @@ patients; of survival times half end in an event, or 8 %. Ways to make an interv
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,9 @@ import torch
 from common import provenance, save_rows
 from torch import Tensor
 
-from cfl_flare.results.bootstrap import Interval, interval, middle
+from cfl_flare.results.bootstrap import Draws, Interval, interval, middle
+from cfl_flare.results.metrics import Metric
+from cfl_flare.results.standing import worst_tenth
 from cfl_flare.training.bootstrap import replicates
 from cfl_flare.training.measures import by_class
 from cfl_flare.training.tasks import LearningTask, build_task
@@ -112,6 +117,27 @@ def measured(task_name: str, case: str, size: int, splits: int, seed: int) -> li
     ]
 
 
+def tenth(participants: int, size: int, spread: float, runs: int, seed: int) -> dict[str, Any]:
+    """How often the interval of the worst tenth of participants holds the mean of those who truly are the worst."""
+    rng, metric = np.random.default_rng([seed, participants, size]), Metric("accuracy")
+    names, covered, widths, errors = [f"p{i}" for i in range(participants)], 0, list[float](), list[float]()
+    for _ in range(runs):
+        truth = np.clip(rng.normal(0.8, spread, participants), 0.02, 0.98)
+        shares = rng.binomial(size, truth) / size
+        values = rng.binomial(size, shares[:, None], (participants, DRAWS)) / size
+        draws = Draws(tuple(names), (1.0,) * participants, (0,) * participants, {"served_accuracy": values})
+        worst = worst_tenth(draws, "served_accuracy", dict(zip(names, shares.tolist())), metric)
+        assert worst is not None
+        mean, (low, high) = worst
+        true = float(np.sort(truth)[: -(-participants // 10)].mean())
+        covered += low <= true <= high
+        widths.append(high - low)
+        errors.append(mean - true)
+    line = {"participants": participants, "samples": size, "spread": spread, "runs": runs, "seed": seed}
+    line |= {"covered": round(100 * covered / runs, 1), "width": round(float(np.mean(widths)), 3)}
+    return line | {"off": round(float(np.mean(errors)), 3)}
+
+
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The share of the intervals that hold the truth: by measure, way, case and size."""
     table: dict[str, Any] = {}
@@ -135,7 +161,9 @@ def main() -> None:
             for size in SIZES:
                 rows += measured(task, case, size, given.splits, given.seed)
                 print(*(row for row in rows if row["samples"] == size and row["case"] == case), sep="\n", flush=True)
-    save_rows(given.out, made_by, summary=[summary(rows)], rows=rows)
+    cases = itertools.product((5, 40, 180), (30, 100), (0.0, 0.05, 0.15))
+    tenths = [tenth(*case, given.splits, given.seed) for case in cases]
+    save_rows(given.out, made_by, summary=[summary(rows)], tenths=tenths, rows=rows)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.site import Site
 from cfl_flare.report import write
 from cfl_flare.results.lineage import seal
-from cfl_flare.results.metrics import RoundMetrics, leading
+from cfl_flare.results.metrics import Metric, RoundMetrics, leading
 from cfl_flare.results.run_dir import ROUNDS, SERVED, SUMMARY, Run, load_run, read_lines
 from cfl_flare.results.served import save_preparations
 from cfl_flare.results.withdrawal import STARTED_FROM
@@ -72,7 +72,7 @@ def simulate(
     site.add(hosted)
     task = site.runtime.task
     judging = plan.server.judged(task, site.runtime.division.layout).early_stopping.named
-    metric = leading(judging, [*task.ranges(plan.training.measures)]).name
+    metric = leading(judging, [*task.ranges(plan.training.measures)])
     facts = class_facts(plan.reader, task, hosted)
     if plan.job.initial_ckpt is not None:
         facts[STARTED_FROM] = file_sha256(Path(plan.job.initial_ckpt))
@@ -210,7 +210,7 @@ def output_to(path: Path) -> Iterator[None]:
 class Display:
     """A bar with rounds for each run, and the last value of the metric by which runs are judged."""
 
-    def __init__(self, console: Console, names: Sequence[str], rounds: int, metric: str):
+    def __init__(self, console: Console, names: Sequence[str], rounds: int, metric: Metric):
         columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
         self._bars = {name: self._progress.add_task(name, False, rounds, note="waiting") for name in names}
@@ -239,8 +239,9 @@ class Display:
         for record in records:
             self._start(name)
             note = ""
-            if f"served_{metric}" in record:
-                note = f"{metric} {record[f'served_{metric}']:.3f}, worst {record[f'served_worst_{metric}']:.3f}"
+            if f"served_{metric.name}" in record:
+                worst = record[f"served_worst_{metric.name}"]
+                note = f"{metric.name} {record[f'served_{metric.name}']:.3f}, {metric.far_end} {worst:.3f}"
             if record.get("ari") is not None:
                 note += f", ARI {record['ari']:.2f}"
             if NUMBER in record:

@@ -15,10 +15,11 @@ from cfl_flare.core.errors import CFLError
 from cfl_flare.report import vega
 from cfl_flare.report.clusters import sizes_plot
 from cfl_flare.report.page import ROWS, Plot, Section, Series, Table, View, line_plot, page, sections, thinned
-from cfl_flare.report.text import cut, finite, interval, measure_name, number, signed, told_apart, unique
+from cfl_flare.report.text import axis_title, cut, finite, interval, measure_name, number, signed, told_apart, unique
 from cfl_flare.results.bootstrap import Difference, paired_difference
 from cfl_flare.results.run_dir import Run
 from cfl_flare.results.schema import number as is_number
+from cfl_flare.results.standing import tenth_of
 
 # Runs that are drawn; the table has them all.
 RUNS = 10
@@ -109,7 +110,7 @@ def methods(compared: Runs) -> Section:
                 str(summary["rounds"]),
                 number(final.get(key)),
                 interval(summary.get("intervals", {}).get(key)),
-                number(final.get(f"served_worst_{metric}")),
+                _tenth(run),
                 gain,
                 str(sum(size > 0 for size in sizes)) if sizes else "-",
                 number(final.get("ari")),
@@ -118,7 +119,16 @@ def methods(compared: Runs) -> Section:
                 cut(run.folder.relative_to(compared.folder)),
             ]
         )
-    columns = ("method", "rounds", measure_name(metric), "95 % interval", "worst", "to the first", "clusters", "ARI")
+    columns = (
+        "method",
+        "rounds",
+        measure_name(metric),
+        "95 % interval",
+        "worst tenth",
+        "to the first",
+        "clusters",
+        "ARI",
+    )
     where = "on the participants' own test splits"
     if all(run.script for run in compared.runs):
         where = "as training scripts report"
@@ -126,21 +136,25 @@ def methods(compared: Runs) -> Section:
     return Section("Methods", [text], tables=[("Runs", Table((*columns, "bytes", "seconds", "folder"), rows))])
 
 
+def _tenth(run: Run) -> str:
+    tenth = tenth_of(run)
+    return "-" if tenth is None else f"{number(tenth[0])} ({interval(tenth[1])})"
+
+
 def over_rounds(compared: Runs) -> Section | None:
-    """Each metric by round, the mean and the worst participant, with a line for each run that is judged by it."""
+    """Each metric by round, the mean and the worst value, with a line for each run that is judged by it."""
     plots = []
-    parts = (
-        ("", "The mean over participants, weighted by training samples.", "served_"),
-        ("Worst ", "The participant with the worst value in that round.", "served_worst_"),
-    )
-    for metric in dict.fromkeys(run.metric.name for run, _ in compared.drawn):
-        for what, text, prefix in parts:
+    for metric, far in dict.fromkeys((run.metric.name, run.metric.far_end) for run, _ in compared.drawn):
+        for what, text, prefix in (
+            ("", "The mean over participants, weighted by training samples.", "served_"),
+            (f"{far.capitalize()} ", f"The {far} value of one participant in each round.", "served_worst_"),
+        ):
             series: Series = {}
             for run, label in compared.drawn:
                 if run.metric.name == metric:
                     series |= View(run).lines({label: prefix + metric})
             if series:
-                plots.append(line_plot(f"{what}{measure_name(metric)} by round", text, series, "value"))
+                plots.append(line_plot(f"{what}{measure_name(metric)} by round", text, series, axis_title(metric)))
     count = len(compared.runs)
     notes = [f"The first {RUNS} of {count} runs are drawn."] if count > RUNS else []
     return Section("Convergence", plots=plots, notes=notes) if plots else None
@@ -170,7 +184,7 @@ def _gains(compared: Runs, i: int) -> Plot | None:
         for run in (compared.runs[0], compared.runs[i])
     )
     differences = {name: value - first[name] for name, value in values.items() if name in first}
-    order = sorted((name for name in differences if finite(differences[name]) is not None), key=differences.__getitem__)
+    order = [name for name in differences if finite(differences[name]) is not None]
     if not order:
         return None
     ends = {n: draws[1:] for n, draws in paired.by_participant.items()} if isinstance(paired, Difference) else {}
@@ -185,5 +199,5 @@ def _gains(compared: Runs, i: int) -> Plot | None:
         text += "There are no paired draws, so which of these differences are chance is not known."
     rows = [[shown[n], signed(differences[n]), interval(ends.get(n))] for n in order]
     table = Table(("participant", f"{measure}: difference", "paired 95 % interval"), rows)
-    spec = vega.ranked(points, [label], "difference", zero=True)
+    spec = vega.by_participant(points, [label], f"{axis_title(compared.metric)}: difference", zero=True)
     return Plot(f"{label} against {compared.labels[0]}", text, spec, table)

@@ -8,12 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cfl_flare.report import vega
-from cfl_flare.report.page import ROWS, Plot, Section, Table, View, cluster_label, thinned
-from cfl_flare.report.text import cut, finite, interval, measure_name, named, number
+from cfl_flare.report.page import ROWS, SUPPORTED, Plot, Section, Table, View, cluster_label, thinned
+from cfl_flare.report.text import axis_title, cut, finite, interval, measure_name, named, number
 from cfl_flare.results.metrics import POOLED, POOLED_F1, of_training
 from cfl_flare.results.remarks import IMPROVING, floor_in_run, missed_rounds
 from cfl_flare.results.schema import number as is_number
+from cfl_flare.results.standing import tenth_of, told_apart
 
+# Of a class with fewer test samples participants say that alone; see `cfl_flare.engine.observers.class_counts`.
+FEWEST = 10
 # Participants without a measure that are named, and other measures that get a column.
 NAMED, OTHERS = 20, 4
 # The summary's parts that are settings, the most characters of a setting, and the most settings.
@@ -74,7 +77,7 @@ def _facts(view: View) -> Table:
         ("dealt out by", _partition(data.get("partition"))),
         ("model", model.get("class_path")),
         ("clusters in use", f"{len(used)} (with {', '.join(map(str, used[:20]))} participants)" if used else None),
-        (f"worst {view.measure_name}", number(final.get(f"served_worst_{metric.name}"))),
+        (f"worst tenth, {view.measure_name}", _tenth(view)),
         ("AUROC over all samples", number(final.get(POOLED))),
         ("macro-F1 over all samples", number(final.get(POOLED_F1))),
         ("agreement with the true groups (ARI)", number(final.get("ari"))),
@@ -86,6 +89,11 @@ def _facts(view: View) -> Table:
     return Table(("what", "value"), [(name, cut(value, 200)) for name, value in rows if value not in (None, "-")])
 
 
+def _tenth(view: View) -> str | None:
+    tenth = tenth_of(view.run)
+    return None if tenth is None else f"{number(tenth[0])} (95 % interval {interval(tenth[1])})"
+
+
 def _partition(rule: Any) -> str | None:
     """A partition as the command line writes it."""
     if not isinstance(rule, dict) or not rule.get("partition"):
@@ -95,23 +103,27 @@ def _partition(rule: Any) -> str | None:
 
 
 def participants(view: View) -> Section | None:
-    """A point for each participant, from the worst to the best, with its interval if the run has one."""
-    people = {person["name"]: person for person in view.people}
-    measured = [name for name, person in people.items() if finite(person.get(view.measure)) is not None]
+    """A point for each participant, cluster by cluster, with its interval if the run has one.
+
+    Of equal participants one is the worst by chance. So they stand in no order of what they measured.
+    """
+    key, people = view.measure_at_site, {person["name"]: person for person in view.people}
+    name_of = measure_name(key)
+    measured = {name: value for name in view.by_cluster if (value := finite(people[name].get(key))) is not None}
     if not measured:
         return None
-    unmeasured = [name for name in people if name not in set(measured)]
-    measured.sort(key=lambda name: people[name][view.measure], reverse=view.run.metric.mode == "min")
-    intervals = {name: ends for name, p in people.items() if (ends := p.get("intervals", {}).get(view.measure))}
-    drawn = thinned(measured, ROWS)
+    unmeasured = [name for name in people if name not in measured]
+    intervals = {name: ends for name, p in people.items() if (ends := p.get("intervals", {}).get(key))}
+    drawn = thinned([*measured], ROWS)
     points = [
-        (view.shown[name], people[name][view.measure], cluster_label(view.clusters[name]), intervals.get(name))
-        for name in drawn
+        (view.shown[name], measured[name], cluster_label(view.clusters[name]), intervals.get(name)) for name in drawn
     ]
     labels = [cluster_label(k) for k in sorted({k for k in view.clusters.values() if k is not None})]
     labels += ["no cluster"] if None in view.clusters.values() else []
-    text = f"From the worst participant to the best, each measured {view.measured_on}, coloured by its cluster. " + (
-        "The lines are 95 % intervals from draws of its test split." if intervals else "The run measured no intervals."
+    text = f"Cluster by cluster, each measured {view.measured_on}. " + (
+        f"The lines are 95 % intervals from draws of its test split. {_standing(view, measured, intervals)}"
+        if intervals
+        else "The run measured no intervals, so participants cannot be told apart."
     )
     notes = []
     if unmeasured:
@@ -125,24 +137,55 @@ def participants(view: View) -> Section | None:
             "An interval without width is no certainty: all draws of a small test split gave the same, as where "
             "no sample of it is wrong."
         )
+    if any(few_in(view, name) for name in people):
+        notes.append(
+            f"A class with fewer than {FEWEST} test samples of a participant is marked: a figure of it is chance. "
+            "It is in no supported F1, unless the task's setting support is lower."
+        )
     if len(drawn) < len(measured):
         notes.append(f"{len(drawn)} of {len(measured)} participants are drawn, evenly spaced in this order.")
     table = _measures_of([people[name] for name in (*measured, *unmeasured)], intervals, view)
-    plot = Plot(f"{view.measure_name} of each participant", text, vega.ranked(points, labels, "value"), table)
+    plot = Plot(f"{name_of} of each participant", text, vega.by_participant(points, labels, axis_title(name_of)), table)
     return Section("Participants", plots=[plot], notes=notes)
 
 
+def _standing(view: View, measured: Mapping[str, float], intervals: Mapping[str, Any]) -> str:
+    """Who is told apart from all others, if anybody is."""
+    worst, best = told_apart(measured, {name: tuple(ends) for name, ends in intervals.items()}, view.run.metric)
+    found = [f"{view.shown[name]} is the {end}" for name, end in ((worst, "worst"), (best, "best")) if name is not None]
+    beyond = "Its interval lies beyond all others." if len(found) == 1 else "Their intervals lie beyond all others."
+    return f"{' and '.join(found)}. {beyond}" if found else "Intervals overlap: nobody is told apart as worst or best."
+
+
+def few_in(view: View, name: str) -> list[str]:
+    """The classes of which a participant has a few test samples, as it says itself."""
+    counts = (view.run.summary.get("test_classes") or {}).get(name) or []
+    return [f"class {k}" for k, count in enumerate(counts) if count is None]
+
+
+def _support(view: View, name: str) -> str:
+    """A participant's test samples by class."""
+    counts = (view.run.summary.get("test_classes") or {}).get(name)
+    if not counts:
+        return "-"
+    return cut(", ".join(f"{k}: {f'<{FEWEST} (!)' if n is None else n}" for k, n in enumerate(counts)), WIDTH)
+
+
 def _measures_of(people: list[dict[str, Any]], intervals: Mapping[str, Any], view: View) -> Table:
+    key, counted = view.measure_at_site, bool(view.run.summary.get("test_classes"))
     keys = dict.fromkeys(k for person in people for k, v in person.items() if k.startswith("served_") and is_number(v))
-    others = [key for key in keys if key != view.measure and not of_training(key)][:OTHERS]
+    less = {key, *(("served_macro_f1",) if SUPPORTED in keys else ())}
+    others = [name for name in keys if name not in less and not of_training(name)][:OTHERS]
     rows = []
     for person in people:
-        name, value = person["name"], finite(person.get(view.measure))
+        name, value = person["name"], finite(person.get(key))
         row = [view.shown[name], cluster_label(view.clusters[name]), number(view.weight(person))]
         row.append("not defined" if value is None else number(value))
         row += [interval(intervals.get(name))] if intervals else []
-        rows.append([*row, *(number(person.get(key)) for key in others)])
-    columns = ["participant", "cluster", view.unit, view.measure_name, *(["95 % interval"] if intervals else [])]
+        row += [_support(view, name)] if counted else []
+        rows.append([*row, *(number(person.get(other)) for other in others)])
+    columns = ["participant", "cluster", view.unit, measure_name(key), *(["95 % interval"] if intervals else [])]
+    columns += ["test samples by class"] if counted else []
     return Table([*columns, *map(measure_name, others)], rows)
 
 

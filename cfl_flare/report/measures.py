@@ -16,14 +16,13 @@ from cfl_flare.core.files import read_text
 from cfl_flare.report import vega
 from cfl_flare.report.clusters import PEOPLE
 from cfl_flare.report.page import Plot, Section, Table, View, cluster_label, line_plot, thinned
-from cfl_flare.report.text import finite, measure_name, named, number, unique
+from cfl_flare.report.text import axis_title, finite, measure_name, named, number, unique
 from cfl_flare.results.curves import ALL, DIFFERENCE, FEW_SAMPLES, FEW_SITES, NO_SCORES, Curve, Curves, load_curves
 from cfl_flare.results.metrics import POOLED, POOLED_F1, leading
 from cfl_flare.results.pooled import FEWEST
 from cfl_flare.results.run_dir import CROSS_SITE, CROSS_SITE_KEYS
 from cfl_flare.results.schema import number as is_number
 
-WORST = "worst participant"
 # Measures of calibration, by the names that tasks give them.
 CALIBRATION = {"ece": "Calibration error (ECE)", "brier": "Brier score"}
 DOWN, UP = "to the participants", "from the participants"
@@ -35,15 +34,15 @@ RATES = (0.05, 0.1, 0.2, 0.3, 0.5)
 
 def convergence(view: View) -> Section | None:
     """Lines over rounds; None if no round was measured."""
-    worst = view.lines({WORST: f"served_worst_{view.run.metric.name}"})
-    series = {**view.measured(view.measure), **worst}
+    far = f"{view.run.metric.far_end} of a participant"
+    series = {**view.measured(view.measure), **view.lines({far: f"served_worst_{view.run.metric.name}"})}
     if not series:
         return None
     text = f"Means are weighted by {view.unit}; each participant measures its served model {view.measured_on}."
     notes = list(view.rounds_note)
     if len(view.largest) < sum(size > 0 for size in view.last_sizes):
         notes.append(f"Lines are of the {len(view.largest)} largest clusters.")
-    plot = line_plot(f"{view.measure_name} by round", text, series, "value", dashed=[WORST])
+    plot = line_plot(f"{view.measure_name} by round", text, series, axis_title(view.measure), dashed=[far])
     return Section("Convergence", plots=[plot], notes=notes)
 
 
@@ -70,7 +69,13 @@ def cross_site(view: View) -> Section | None:
     scale = {"scheme": "viridis", "reverse": metric.mode == "min"}
     seen = [cell["v"] for cell in cells] or [0.0]
     light = f"datum.v {'>' if metric.mode == 'max' else '<'} {(min(seen) + max(seen)) / 2}"
-    coloured = {"field": "v", "type": "quantitative", "title": "value", "scale": scale, "legend": vega.GRADIENT}
+    coloured = {
+        "field": "v",
+        "type": "quantitative",
+        "title": axis_title(metric.name),
+        "scale": scale,
+        "legend": vega.GRADIENT,
+    }
     framed = {**vega.CELL, "filled": False, "stroke": "red", "strokeWidth": 1.5}
     written = {
         "mark": {"type": "text", "fontSize": 9},

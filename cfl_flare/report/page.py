@@ -30,6 +30,8 @@ ROWS = 500
 ROUNDS = 100
 # Clusters that get a line of their own.
 CLUSTERS = 10
+# A measure of participants that leaves classes with few samples out.
+SUPPORTED = "served_supported_f1"
 # By line: its values by round.
 Series = dict[str, dict[int, float]]
 
@@ -89,6 +91,12 @@ class View:
     def measure(self) -> str:
         """The name under which participants report the run's metric."""
         return f"served_{self.run.metric.name}"
+
+    @property
+    def measure_at_site(self) -> str:
+        """That of a single participant: a macro-F1 is of classes with enough samples, if that was measured."""
+        supported = self.run.metric.name == "macro_f1" and any(SUPPORTED in person for person in self.people)
+        return SUPPORTED if supported else self.measure
 
     @property
     def measure_name(self) -> str:

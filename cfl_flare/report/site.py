@@ -13,7 +13,7 @@ from pathlib import Path
 from cfl_flare.core.config import require
 from cfl_flare.report import vega
 from cfl_flare.report.page import ROUNDS, Plot, Section, Series, Table, line_plot, page, sections, thinned
-from cfl_flare.report.text import cut, finite, measure_name, number, unique
+from cfl_flare.report.text import axis_title, cut, finite, measure_name, number, unique
 from cfl_flare.results.metrics import leading, of_training
 from cfl_flare.results.run_dir import HISTORY, Note, read_notes
 
@@ -83,7 +83,7 @@ def measures(history: SiteHistory) -> Section | None:
         series = {label: {r: line[r] for r in thinned([*line], ROUNDS)} for label, line in lines.items()}
         if series:
             text = "Of the model that the participant was served after that many rounds."
-            plots.append(line_plot(f"{measure_name(measure)} by round", text, series, "value"))
+            plots.append(line_plot(f"{measure_name(measure)} by round", text, series, axis_title(measure)))
     people = len(history.shown)
     notes = [f"{len(drawn)} of {people} participants are drawn."] if len(drawn) < people else []
     return Section("Measures by round", plots=plots, notes=notes) if plots else None

@@ -127,9 +127,8 @@ def hospitals(view: StudyView) -> Section | None:
 
 
 def _forest(title: str, gains: Sequence[tuple[str, dict[str, Any], dict[str, Any]]], measure: str) -> Plot:
-    """A row for each hospital, the largest gain first; those without a number only in the table."""
+    """A row for each hospital; those without a number only in the table."""
     known = [row for row in gains if finite(row[2]["gain"]) is not None]
-    known.sort(key=lambda row: -row[2]["gain"])
     points = [
         {"i": i, "name": name, "v": finite(gain["gain"]), "lo": finite(gain["low"]), "hi": finite(gain["high"])}
         | {"c": gain["says"] if gain["says"] in KINDS else OTHER, "n": person["tested"]}

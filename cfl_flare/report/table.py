@@ -22,6 +22,7 @@ from cfl_flare.results.bootstrap import paired_difference
 from cfl_flare.results.metrics import ACCURACY, POOLED, POOLED_F1, of_training
 from cfl_flare.results.remarks import IMPROVING, floor_in_run, missed_rounds
 from cfl_flare.results.run_dir import Run
+from cfl_flare.results.standing import tenth_of
 
 if TYPE_CHECKING:
     from cfl_flare.data import PartitionReport
@@ -53,12 +54,13 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     Metrics are means weighted by the participants' training samples, or a script's steps: those by which the runs are
     judged, and others that participants report. Where a mean is not of all that were measured, their number follows it.
     Majority is the accuracy of naming the most frequent class everywhere, where that is at least one half. Pooled
-    AUROC and macro-F1 are those of all participants' samples together. Worst is the participant with the worst value of
-    the run's metric. Unseen is the mean of that metric over participants that were held back and joined afterwards. ARI
-    compares the clusters with the true groups. Bytes are the models' arrays in both directions. Seconds are those of
-    the rounds, without the start of the processes. An interval follows a mean of a run with bootstrap. "To the first"
-    is by how much a line's mean is above the first line's, paired, or a dash where the two cannot be paired. Below are
-    the participants that missed rounds, with the reason.
+    AUROC and macro-F1 are those of all participants' samples together. The worst tenth of the participants has its mean
+    and interval; without draws there is the lowest or highest value of the run's metric. Unseen is the mean of that
+    metric over participants that were held back and joined afterwards. ARI compares the clusters with the true groups.
+    Bytes are the models' arrays in both directions. Seconds are those of the rounds, without the start of the
+    processes. An interval follows a mean of a run with bootstrap. "To the first" is by how much a line's mean is above
+    the first line's, paired, or a dash where the two cannot be paired. Below are the participants that missed rounds,
+    with the reason.
     """
     finals = [run.summary["final"] for run in runs]
     leading = list(dict.fromkeys(run.metric.name for run in runs))
@@ -75,7 +77,7 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
             title = f"pooled {heading(name.removeprefix('pooled_'))}"
             columns.append((title, [_defined(run, name) for run in runs]))
     for name, metric in which.items():
-        columns.append((f"worst {metric}", [number_text(final.get(f"served_worst_{name}")) for final in finals]))
+        columns.append(_far_end(runs, name, metric))
     if any(run.newcomers for run in runs):
         for name, metric in which.items():
             values = [(run.newcomers or {}).get(f"served_{name}") for run in runs]
@@ -116,6 +118,15 @@ def _defined(run: Run, name: str) -> str:
     count, everyone = run.defined(name)
     some = "" if value is None or count == everyone else f" ({count} of {everyone})"
     return number_text(value) + (_ends(*ends) if ends else "") + some
+
+
+def _far_end(runs: Sequence[Run], name: str, metric: str) -> tuple[str, list[str]]:
+    """The worst tenth of the participants with its interval, or the lowest or highest value where there are none."""
+    tenths = [tenth_of(run) if run.metric.name == name else None for run in runs]
+    if any(tenths):
+        return f"worst tenth {metric}", ["-" if t is None else number_text(t[0]) + _ends(*t[1]) for t in tenths]
+    far = next(run.metric.far_end for run in runs if run.metric.name == name)
+    return f"{far} {metric}", [number_text(run.summary["final"].get(f"served_worst_{name}")) for run in runs]
 
 
 def _difference(run: Run, first: Run, metric: str) -> str:

@@ -3,7 +3,7 @@
 """Plots in Vega-Lite: what their specifications share, and what vl-convert makes of them, pictures and a page's script.
 
 Names from outside are values in a plot's data and nowhere else: never a field, an expression or an address. Titles are
-fixed texts, except those of a picture, which stands in no page.
+fixed texts or measures' names in plain letters, except those of a picture, which stands in no page.
 """
 
 from __future__ import annotations
@@ -114,14 +114,16 @@ def intervals(along: str, value: Spec, shared: Spec, width: float = 2, opacity: 
     }
 
 
-def ranked(points: Sequence[tuple[str, Any, str, Any]], labels: Sequence[str], title: str, zero: bool = False) -> Spec:
+def by_participant(
+    points: Sequence[tuple[str, Any, str, Any]], labels: Sequence[str], title: str, zero: bool = False
+) -> Spec:
     """A point for each participant, with its interval, in the order given, coloured by label; with a line at 0.
 
     Points are names, values, labels, and the ends of intervals or None. The title of the axis is a fixed text.
     """
     few = len(points) <= NAMED
-    by_rank = {"field": "i", "type": "quantitative", "title": "rank", "scale": {"nice": False}}
-    x = names(SLANTED) if few else {**by_rank, "axis": {"grid": False, **WHOLE}}
+    numbered = {"field": "i", "type": "quantitative", "title": "participant", "scale": {"nice": False}}
+    x = names(SLANTED) if few else {**numbered, "axis": {"grid": False, **WHOLE}}
     y = quantity("v", title, zero)
     known = any(ends for *_, ends in points)
     ends = {"lo": "from", "hi": "to"} if known else {}

@@ -81,7 +81,8 @@ def of_run(run: LiveRun, now: float, blocks: str) -> list[RenderableType]:
         after = run.rounds[at]["round"] + 1
         shown = f"{number(_last(values))} now, best {number(best)} after round {after}{end}"
         facts.add_row(Text(measure_name(metric.name)), shown)
-    facts.add_row("worst", Text(_worst(run)))
+    if (worst := _last([*numbers(run.rounds, f"served_worst_{metric.name}")])) is not None:
+        facts.add_row(metric.far_end, number(worst))
     if run.moved_in is not None or (run.rounds and run.rounds[-1]["cluster_sizes"]):
         facts.add_row("moved", Text(_moved(run)))
     for who, missed in islice(missed_rounds(run.rounds).items(), 3):
@@ -94,15 +95,14 @@ def of_run(run: LiveRun, now: float, blocks: str) -> list[RenderableType]:
 
 
 def of_site(site: LiveSite, now: float, blocks: str) -> list[RenderableType]:
-    """The parts of a site's frame: a line for each of its participants, the worst first."""
+    """The parts of a site's frame: a line for each of its participants."""
     by_name: dict[str, list[dict[str, Any]]] = {}
     for note in site.notes:
         by_name.setdefault(note["participant"], []).append(note)
     names = (name.removeprefix("served_") for n in site.notes for name in n["metrics"] if name.startswith("served_"))
     metric = Metric.of_name(next(names, "accuracy"))
     series = {who: [*numbers(notes, "metrics", f"served_{metric.name}")] for who, notes in by_name.items()}
-    measured = [(who, last) for who, values in series.items() if (last := _last(values)) is not None]
-    order = [*dict.fromkeys((*(who for who, _ in metric.worst_first(measured)), *by_name))]
+    order = [*by_name]
     rounds = max((note["round"] + (not note["last"]) for note in site.notes), default=0)
     state = "ended" if site.finished else _ago(site, now)
     title = f"{cut(site.folder.name)} in {cut(site.folder.parent.name)}: {rounds} rounds, {state}"
@@ -164,14 +164,6 @@ def _best(values: Values, metric: Metric) -> tuple[int, float | None]:
     sign = 1 if metric.mode == "max" else -1
     known = [(i, v) for i, v in enumerate(values) if v is not None]
     return max(known, key=lambda pair: sign * pair[1], default=(0, None))
-
-
-def _worst(run: LiveRun) -> str:
-    """The worst participants in the last round that was measured."""
-    for record in reversed(run.rounds):
-        if people := record.get("worst_participants", {}).get(run.metric.name):
-            return ", ".join(f"{cut(who)} {number(value)}" for who, value in [*people.items()][:NAMED])
-    return number(_last([*numbers(run.rounds, f"served_worst_{run.metric.name}")]))
 
 
 def _moved(run: LiveRun) -> str:

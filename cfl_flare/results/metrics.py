@@ -93,6 +93,11 @@ class Metric:
         """
         return Metric(ADDED.sub("", self.name), self.mode)
 
+    @property
+    def far_end(self) -> str:
+        """What the worst value is: of many equal participants one has it by chance."""
+        return "lowest" if self.mode == "max" else "highest"
+
     def name_in(self, scalars: Mapping[str, float]) -> str | None:
         """Its name among a round's numbers; None if it is not among them.
 

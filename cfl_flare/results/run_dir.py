@@ -85,6 +85,7 @@ SUMMARY_OPTIONAL: schema.Fields = {
     "metric": METRIC,
     "intervals": INTERVALS,
     "majority": schema.number,
+    "test_classes": schema.dict_of(schema.list_of(schema.maybe(schema.count))),
     "sites_left_out": schema.dict_of(schema.text),
     **dict.fromkeys(("positive", IMPROVING), schema.text),
     POSSIBLE: schema.count,

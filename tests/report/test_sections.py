@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -27,8 +28,11 @@ from cfl_flare.report.page import Section, View, file, sections, thinned
 from cfl_flare.report.table import results_table
 from cfl_flare.report.who import cosines, plane, tree, who
 from cfl_flare.report.write import run_report
+from cfl_flare.results.bootstrap import interval
 from cfl_flare.results.curves import CURVES, Curve, Curves, save_curves
 from cfl_flare.results.run_dir import Run, load_run
+from cfl_flare.training.bootstrap import drawn_rows, replicates
+from cfl_flare.training.tasks import build_task
 from tests.report import made
 from tests.report.made import change
 from tests.tiny import rounds
@@ -82,7 +86,7 @@ def test_a_script_s_run_shows_its_steps_and_nothing_that_cfl_flare_did_not_do(tm
     assert results_table([run]).title == "served models, as training scripts report"
 
 
-def test_participants_are_sorted_from_the_worst_and_the_undefined_are_named(tmp_path):
+def test_participants_stand_by_cluster_and_the_undefined_are_named(tmp_path):
     folder = made.run(tmp_path / "a", NAMES)
     summary = json.loads((folder / "summary.json").read_text())
     people = summary["participants"][::-1]
@@ -90,16 +94,62 @@ def test_participants_are_sorted_from_the_worst_and_the_undefined_are_named(tmp_
     change(folder, participants=people, metric={"name": "accuracy", "mode": "max"})
     (plot,) = participants(view(folder)).plots
     points = plot.spec["data"]["values"]
-    assert [(p["name"], p["v"]) for p in points] == [(f"p{i}", float(f"{0.5 + i / 12:.4g}")) for i in range(5)]
-    assert [row[0] for row in plot.table.rows] == ["p0", "p1", "p2", "p3", "p4", "p5"]
-    assert plot.table.rows[5][3] == "not defined" and plot.table.rows[0][4] == "0.400 to 0.600"
+    order = [4, 2, 0, 3, 1]  # cluster 0, then cluster 1, as the summary has them
+    assert [(p["name"], p["v"]) for p in points] == [(f"p{i}", float(f"{0.5 + i / 12:.4g}")) for i in order]
+    assert [row[0] for row in plot.table.rows] == ["p4", "p2", "p0", "p3", "p1", "p5"]
+    assert "Intervals overlap: nobody is told apart as worst or best." in plot.text
+    assert plot.table.rows[5][3] == "not defined" and plot.table.rows[2][4] == "0.400 to 0.600"
     (note,) = participants(view(folder)).notes
     assert "1 of 6: p5." in note
     people[1]["intervals"]["served_accuracy"] = [0.8, 0.8]
     change(folder, participants=people)
     assert "without width is no certainty" in participants(view(folder)).notes[1]
+    ends = {"p0": [0.4, 0.45], "p1": [0.5, 0.7], "p2": [0.6, 0.7], "p3": [0.7, 0.9], "p4": [0.8, 0.9]}
+    for person in people[1:]:
+        person["intervals"]["served_accuracy"] = ends[person["name"]]
+    change(folder, participants=people)
+    assert "p0 is the worst. Its interval lies beyond all others." in participants(view(folder)).plots[0].text
     change(folder, metric={"name": "accuracy", "mode": "min"})
-    assert participants(view(folder)).plots[0].spec["data"]["values"][0]["name"] == "p4"
+    assert "p0 is the best. Its" in participants(view(folder)).plots[0].text
+
+
+def test_few_benign_cases_make_no_hospital_the_worst(tmp_path):
+    """Five hospitals with 0, 1, 2, 2 and 12 benign cases among 60, and one model that is as good at each of them."""
+    names, people, counts = [f"p{i}" for i in range(5)], [], {}
+    task = build_task("binary")
+    for name, benign in zip(names, (0, 1, 2, 2, 12)):
+        right = np.concatenate([np.arange(benign) % 4 > 0, np.arange(60 - benign) % 20 > 0])
+        targets = torch.from_numpy(np.arange(60) >= benign).long()
+        outputs = torch.from_numpy(np.where(right == targets.numpy(), 3.0, -3.0)).float()[:, None]
+        measures = ["macro_f1", "supported_f1"]
+        points, rows = task.measured(outputs, targets, measures), drawn_rows(0, name, "", 60, 200)
+        drawn = replicates(task, outputs, targets, measures, rows)
+        ends = {m: interval(np.array(drawn[m], np.float64), points[m], m) for m in measures}
+        served = {f"served_{m}": points[m] for m in measures}
+        people.append({"name": name, "group": None, "samples": 60, "cluster": 0, **served})
+        people[-1]["intervals"] = {f"served_{m}": pair for m, pair in ends.items()}
+        counts[name] = [count if count >= 10 or not count else None for count in (benign, 60 - benign)]
+    folder = made.run(tmp_path / "a", names, k=1, measure="macro_f1")
+    change(folder, participants=people, test_classes=counts)
+    raw = {person["name"]: person["served_macro_f1"] for person in people}
+    assert min(raw.values()) < 0.5 < max(raw.values()) - 0.25  # by chance, as the model is the same
+    section = participants(view(folder))
+    (plot,) = section.plots
+    assert "Intervals overlap: nobody is told apart as worst or best." in plot.text
+    assert (
+        plot.title == "supported F1 of each participant"
+        and plot.spec["layer"][1]["encoding"]["y"]["title"] == "supported F1"
+    )
+    shown = {row[0]: row for row in plot.table.rows}
+    supported = [float(shown[name][3]) for name in names]
+    assert max(supported[:4]) - min(supported[:4]) < 0.01 and "served_macro_f1" not in plot.table.columns
+    assert [shown[name][5] for name in names] == [
+        "0: 0, 1: 60",
+        *["0: <10 (!), 1: " + n for n in ("59", "58", "58")],
+        "0: 12, 1: 48",
+    ]
+    assert any("fewer than 10 test samples of a participant is marked" in note for note in section.notes)
+    assert "worst" not in run_report(load_run(folder)).replace("told apart as worst", "").replace("worst tenth", "")
 
 
 def test_nobody_measured_is_no_section(tmp_path):
@@ -110,10 +160,11 @@ def test_nobody_measured_is_no_section(tmp_path):
 
 def test_convergence_has_the_mean_each_cluster_and_the_worst(tmp_path):
     (plot,) = convergence(view(made.run(tmp_path / "a", NAMES))).plots
-    assert plot.table.columns == ("round", "all", "cluster-0", "cluster-1", "worst participant")
+    assert plot.table.columns == ("round", "all", "cluster-0", "cluster-1", "lowest of a participant")
     assert plot.table.rows[2] == ["3", "0.502", "0.502", "0.512", "0.402"]
     dashes = plot.spec["encoding"]["strokeDash"]["scale"]
-    assert dict(zip(dashes["domain"], dashes["range"]))["worst participant"] == [5, 4]
+    assert dict(zip(dashes["domain"], dashes["range"]))["lowest of a participant"] == [5, 4]
+    assert plot.spec["encoding"]["y"]["title"] == "accuracy"
 
 
 def test_moves_are_counted_over_all_rounds(tmp_path):

@@ -49,7 +49,7 @@ def columns(*runs: Run) -> dict[str, list[str]]:
 
 def test_a_run_of_our_own_training():
     found = run({"accuracy": 0.5, "macro_f1": 0.25, "loss": 2.0}, worst=0.1)
-    assert columns(found) == {"accuracy": ["0.500"], "macro-F1": ["0.250"], "worst": ["0.100"]}
+    assert columns(found) == {"accuracy": ["0.500"], "macro-F1": ["0.250"], "lowest": ["0.100"]}
     joined = Run(found.folder, found.summary, newcomers={"served_accuracy": 0.75, "served_loss": 9.0})
     assert columns(joined)["unseen"] == ["0.750"]
     by_loss = {**found.summary, "metric": {"name": "loss", "mode": "min"}}
@@ -63,26 +63,26 @@ def test_a_script_s_metrics_whatever_their_scale():
         "dice": ["-0.250"],
         "hd95": ["1.23e+07"],
         "tiny": ["2.00e-05"],
-        "worst": ["-3.000"],
+        "lowest": ["-3.000"],
     }
 
 
-def test_runs_judged_by_different_metrics_say_whose_worst_it_is():
+def test_runs_judged_by_different_metrics_say_whose_lowest_it_is():
     first = run({"accuracy": 0.5}, worst=0.25)
     second = run({"dice": 0.75, "accuracy": 71.0}, "dice", worst=0.5)
     assert columns(first, second) == {
         "accuracy": ["0.500", "71.000"],
         "dice": ["-", "0.750"],
-        "worst accuracy": ["0.250", "-"],
-        "worst dice": ["-", "0.500"],
+        "lowest accuracy": ["0.250", "-"],
+        "lowest dice": ["-", "0.500"],
     }
 
 
 def test_a_run_of_an_earlier_version_and_one_without_measured_rounds():
     old = run({"accuracy": 0.5}, worst=0.25)
     del old.summary["metric"]
-    assert columns(old) == {"accuracy": ["0.500"], "worst": ["0.250"]}
-    assert columns(run({}, final={})) == {"accuracy": ["-"], "worst": ["-"]}
+    assert columns(old) == {"accuracy": ["0.500"], "lowest": ["0.250"]}
+    assert columns(run({}, final={})) == {"accuracy": ["-"], "lowest": ["-"]}
 
 
 def test_a_mean_of_some_says_of_how_many_it_is():
@@ -101,7 +101,7 @@ def test_intervals_stand_beside_their_means_and_a_pair_that_was_not_drawn_is_a_d
     second = run({"accuracy": 0.5, "loss": 1.0}, worst=0.25)
     assert columns(first, second) == {
         "accuracy": ["0.873 [0.851, 0.893]", "0.500"],
-        "worst": ["0.500", "0.250"],
+        "lowest": ["0.500", "0.250"],
         "to the first": ["-", "-"],
     }
     assert "to the first" not in columns(first) and "to the first" not in columns(second, second)
@@ -233,7 +233,7 @@ def test_a_run_that_runs(tmp_path):
         "wecfl: running",
         "2 of 5 measured",
         "0.500 now, best 0.750 after round 1",
-        "a 0.250, b 0.500",
+        "lowest    0.250",
         "a 0 to 1 in round 2 (the last one)",
         "b: 1 of 2 rounds: no result in time",
         "2.0 kB down, 4.0 kB up",
@@ -283,4 +283,4 @@ def test_a_site_s_own_history(tmp_path):
     site.refresh()
     rows = [line.split() for line in text(frame(site, 0)).splitlines()]
     assert site.finished and rows[0][-3:] == ["1", "rounds,", "ended"]  # the last exchange only measures
-    assert rows[2:4] == [["b", "0", "cluster-1", "0.500", "▁▁", "2:", "data"], ["a", "2", "cluster-1", "1.000", "██"]]
+    assert rows[2:4] == [["a", "2", "cluster-1", "1.000", "██"], ["b", "0", "cluster-1", "0.500", "▁▁", "2:", "data"]]

@@ -35,7 +35,9 @@ from cfl_flare.results.comparison import (
     two_stage,
     usual_margin,
 )
+from cfl_flare.results.metrics import Metric
 from cfl_flare.results.run_dir import SUMMARY, Run, load_run
+from cfl_flare.results.standing import told_apart, worst_tenth
 from cfl_flare.training.bootstrap import Replicates, drawn_rows, replicates
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification
@@ -314,6 +316,32 @@ def test_a_measure_that_one_participant_withheld():
     assert draws.intervals("b", dict.fromkeys(draws.values, 0.5)).keys() == {"served_accuracy"}
     ends = interval(np.array(RISING), 0.5, "served_loss")
     assert draws.of_mean("served_loss", {"a": 0.5}) == pytest.approx(ends)  # the mean is over a, too
+
+
+@pytest.mark.parametrize("intervals", [{"a": (0.1, 0.5)}, {"a": (0.1, 0.3), "b": (0.4, 0.6)}, {"c": (0.6, 0.6)}])
+def test_nobody_is_told_apart_where_intervals_overlap_or_are_not_known(intervals):
+    """All of a, b and c have one of 0.1 to 0.3, 0.2 to 0.6 and 0.55 to 0.9, but for what is given."""
+    usual = {"a": (0.1, 0.3), "b": (0.2, 0.6), "c": (0.55, 0.9)}
+    values = {"a": 0.2, "b": 0.5, "c": 0.6}
+    told = told_apart(values, {**usual, **intervals}, Metric("accuracy"))
+    assert told == (("a", None) if "b" in intervals else (None, None))
+    assert told_apart(values, {**usual, **intervals}, Metric("loss", "min")) == told[::-1]
+    assert told_apart(values, {"a": (0.1, 0.2)}, Metric("accuracy")) == told_apart({"a": 0.1}, usual, Metric("x"))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_worst_tenth_reaches_towards_the_others_by_twice_its_bias(sign):
+    """The worst tenth of two is a, with draws of 4 and 6. The lower of both on each draw is 3 and 6: 0.5 below a."""
+    metric, level = Metric("r2", "max" if sign > 0 else "min"), 20.0 if sign < 0 else 0.0
+    values = level + sign * np.array([[4.0, 6.0], [3.0, 9.0]])
+    draws = Draws(("a", "b"), (1, 1), (0, 0), {"served_r2": values})
+    points = {"a": level + sign * 5.0, "b": level + sign * 6.0}
+    mean, ends = worst_tenth(draws, "served_r2", points, metric)
+    half = 1.959964 * math.sqrt(2)  # the deviation of 4 and 6
+    assert mean == points["a"]
+    assert sorted(sign * (end - level) for end in ends) == pytest.approx([5 - half, 5 + half + 2 * 0.5])
+    assert worst_tenth(draws, "served_r2", {**points, "c": 1.0}, metric) is None
+    assert worst_tenth(draws, "served_dice", points, metric) is None
 
 
 def run(folder: Path, draws: dict[str, Replicates], **points: float) -> Run:
