@@ -26,6 +26,16 @@ def inner_products(features: np.ndarray) -> np.ndarray:
     return products
 
 
+def leading(products: np.ndarray, count: int) -> np.ndarray:
+    """Rows ``(m, count)`` of Q S, with the largest singular values S, by the inner products of columns G = P S Q'.
+
+    >>> abs(leading(np.diag([1.0, 9.0]), 1)).tolist()
+    [[0.0], [3.0]]
+    """
+    values, vectors = np.linalg.eigh(products)
+    return np.ascontiguousarray((vectors * np.sqrt(np.maximum(values, 0)))[:, ::-1][:, :count])
+
+
 def agreement(truth: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
     """Adjusted Rand index and normalised mutual information of a clustering with the true groups.
 

@@ -116,6 +116,13 @@ class Archive:
         path = self._path(name, version)
         atomic_write(path, lambda f: np.save(f, array, allow_pickle=False), durable=self._durable)
 
+    def put_mean(self, name: str, version: int, array: np.ndarray, earlier: Sequence[int] | None) -> None:
+        """Writes the mean of an array and earlier ones, whose mean is there: its version, and of how many it is."""
+        if earlier is not None:
+            before, count = earlier
+            array = np.float32((self.get(name, before) * np.float64(count) + array) / (count + 1))
+        self.put(name, version, array)
+
     def get(self, name: str, version: int) -> np.ndarray:
         """An array, memory-mapped and read-only: only what is accessed is loaded. A PayloadError if it is damaged."""
         path = self._path(name, version)

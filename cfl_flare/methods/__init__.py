@@ -16,6 +16,7 @@ from cfl_flare.methods.auto_k import AUTO, AutoK, automatic
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.cam import CAM
 from cfl_flare.methods.cfl import CFL
+from cfl_flare.methods.cflgp import CFLGP
 from cfl_flare.methods.clove import CLoVE
 from cfl_flare.methods.cuau import FedCUAU
 from cfl_flare.methods.dsmic import FedDS, FedDSMIC
@@ -108,7 +109,7 @@ METHODS: dict[str, type[Method]] = {
     cls.name: cls
     for cls in (
         *(FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, PerFedAvg),
-        *(IFCA, FeSEM, WeCFL, CGPFL, FedAC, FedDS, FedDSMIC, FedCUAU, CFL, FLHC, FedGroup, CLoVE, Groups),
+        *(IFCA, FeSEM, WeCFL, CGPFL, FedAC, FedDS, FedDSMIC, FedCUAU, CFL, FLHC, FedGroup, CLoVE, CFLGP, Groups),
         *(CAM, Ensemble, AutoK),
     )
 }

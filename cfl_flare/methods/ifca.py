@@ -95,9 +95,7 @@ class IFCA(Method):
 
     def choose(self, learner: Learner, download: Download) -> int:
         """c(i) = argmin_k loss(Theta_k, own training data), ties to the lowest k (thesis Eq. 3.1b)."""
-        models = [download.model(slot) for slot in download.choices.values()]
-        losses = learner.losses(models, self.assignment_samples)
-        return list(download.choices)[int(losses.argmin())]
+        return of_least_loss(learner, download, self.assignment_samples)
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Trains a copy of the chosen model, or of the only one."""
@@ -136,6 +134,12 @@ class IFCA(Method):
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         return whole_models(state, layout, self.choices(state).values())
+
+
+def of_least_loss(learner: Learner, download: Download, samples: int | None = None) -> int:
+    """The cluster whose model has the smallest loss on the training data, or on some samples of it."""
+    losses = learner.losses([download.model(slot) for slot in download.choices.values()], samples)
+    return list(download.choices)[int(losses.argmin())]
 
 
 def direction(difference: Params) -> np.ndarray:

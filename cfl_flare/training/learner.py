@@ -210,6 +210,26 @@ class Learner:
                 descend(resident, lr)
         return resident.read()
 
+    def gradient(self, model: Params) -> Params:
+        """The gradient of the plain mean loss on all training data at a model, in evaluation mode; buffers are zero.
+
+        It takes no class weights, no label smoothing and no transforms, and changes nothing.
+        """
+        runtime, resident, x, y = self._runtime, self._runtime.resident, self._train.x, self._train.y
+        resident.load(self.with_private(model))
+        resident.module.eval()
+        total = torch.zeros_like(resident.gradient)
+        for rows in torch.arange(self.samples).split(runtime.settings.batch_size):
+            if runtime.should_stop():
+                raise AbortedError(f"aborted while {self.participant} computed a gradient")
+            resident.gradient.zero_()
+            runtime.task.loss(resident.module(x[rows]).float(), y[rows]).backward()
+            total += resident.gradient * (len(rows) / self.samples)
+        at = resident.read()
+        vector = np.zeros_like(at.vector)
+        vector[: len(total)] = total.cpu().numpy()
+        return replace(at, vector=vector, counters=np.zeros_like(at.counters)).take(model.layout)
+
     @torch.no_grad()
     def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
         """Mean loss of each model on the participant's training data, ``(len(models),)`` float64.

@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_places_a_late_participant_as_onboarding_does(
     assert server.state.assignment.get(newcomer.name) == states[1].assignment.get(newcomer.name)
 
 
-@pytest.mark.parametrize("spec", ["ifca", "wecfl", "fesem", "fedgroup", "fedds", "wecfl-cam", "clove"])
+@pytest.mark.parametrize("spec", ["ifca", "wecfl", "fesem", "fedgroup", "fedds", "wecfl-cam", "clove", "cfl-gp"])
 def test_a_newcomer_joins_those_of_its_own_group(tmp_path: Path, spec: str) -> None:
     method = build_method({"method": spec, "k": 3, **({"warmup": 2} if spec.endswith("cam") else {})})
     wide = {**MODEL, "args": {"input_shape": [1, 8, 8], "num_classes": 10}}

@@ -31,7 +31,7 @@ SETTINGS = {
     **{name: f"{name}:k=2,warmup=1" for name in ("ifca-cam", "fesem-cam", "wecfl-cam")},
     **{
         name: f"{name}:k=2"
-        for name in ("ifca", "fesem", "wecfl", "cgpfl", "fedgroup", "fedac", "fedcuau", "fedavg+", "clove")
+        for name in ("ifca", "fesem", "wecfl", "cgpfl", "fedgroup", "fedac", "fedcuau", "fedavg+", "clove", "cfl-gp")
     },
     **{name: f"{name}:k=2" for name in ("fedprox+", "fedavg+ifca", "fedavg+fesem")},
 }

@@ -1,0 +1,130 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""CFL-GP: participants are clustered by the spectrum of their gradients, all taken at the same models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from cfl_flare.clustering.kmeans import first_kmeans, matched
+from cfl_flare.clustering.measures import inner_products, leading
+from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.settings import setting
+from cfl_flare.methods.base import Method, cluster_slot
+from cfl_flare.methods.ifca import of_least_loss
+from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update
+from cfl_flare.training.ensemble import Served
+from cfl_flare.training.learner import Learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class CFLGP(Method):
+    """Clusters from the leading singular directions of gradients, at each cluster's model in turn."""
+
+    name: ClassVar[str] = "cfl-gp"
+    paper: ClassVar[str] = "Kim et al. 2024"
+
+    weighting: str = "uniform"
+    k: int = setting(help="number of clusters K; each model starts from its own seed", ge=1, le=1000)
+    every: int = setting(2, help="rounds P from one clustering to the next", ge=1)
+    clustering_rounds: int = setting(10, help="rounds after which the assignment is frozen", ge=1)
+
+    @property
+    def traits(self) -> Traits:
+        return replace(PLAIN, clusters=self.k, joins_by="smallest training loss", mergeable=True, archives=True)
+
+    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+        """K models from K seeds; the first is the first criterion."""
+        models = {slot: initial(k) for k, slot in enumerate(self.slots)}
+        bank = {**models, "criterion-0": models[cluster_slot(0)]}
+        return ServerState(bank, extras={"clusterings": 0, "due": True, "gradients": {}})
+
+    def plan(self, state: ServerState) -> Plan:
+        """Everyone in the rounds that cluster; each cluster needs a participant."""
+        return Plan(everyone=True, fewest=self.k) if state.extras["due"] else Plan()
+
+    def distribute(self, state: ServerState, participant: str) -> Download:
+        """Its cluster's model, and the criterion in a round that clusters; all models, if it missed that."""
+        criteria = (self._criterion(state),) if state.extras["due"] else ()
+        if participant in state.assignment:
+            own = cluster_slot(state.assignment[participant])
+            return Download((own,), to_train=criteria, returns=(own, *criteria))
+        choices = {} if criteria else self.choices(state)
+        return Download(criteria or tuple(choices.values()), choices=choices)
+
+    def local_update(self, learner: Learner, download: Download) -> Update:
+        """The gradient at the criterion on all training data, and its update of its cluster's model, if it has one."""
+        if download.choices:
+            chosen = of_least_loss(learner, download)
+            return self.trained(learner, download, download.choices[chosen], cluster=chosen)
+        *own, last = download.slots
+        gradient = {last: learner.gradient(download.model(last))} if last.startswith("criterion") else {}
+        if not own and gradient:
+            return Update(learner.participant, learner.samples, gradient)
+        update = super().local_update(learner, download)
+        return replace(update, diffs={**update.diffs, **gradient})
+
+    def serve(self, learner: Learner, download: Download) -> Params:
+        return download.models[of_least_loss(learner, download) if download.choices else 0]
+
+    def vector(self, state: ServerState, update: Update) -> np.ndarray:
+        """Its gradient; in a round that does not cluster, the model that it trained."""
+        gradient = update.diffs.get(self._criterion(state))
+        return (state.trained(update) if gradient is None else gradient).part("all")
+
+    def _versions(self, state: ServerState, updates: Sequence[Update]) -> dict[str, dict[str, list[int]]]:
+        """By participant and criterion, the round of its mean gradient in the archive, and of how many that is."""
+        old, q = state.extras["gradients"], self._block(state)
+        times = {u.participant: old.get(u.participant, {}).get(q, [0, 0])[1] + 1 for u in updates}
+        return {**old, **{name: {**old.get(name, {}), q: [state.round, t]} for name, t in times.items()}}
+
+    def _criterion(self, state: ServerState) -> str:
+        """The slot of the model at which all take their gradient in the next clustering, which no round changes."""
+        return f"criterion-{state.extras['clusterings']}"
+
+    def _block(self, state: ServerState) -> str:
+        return str(state.extras["clusterings"] % self.k)
+
+    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+        """K-means on the rows of Q S, of gradients G = P S Q'; clusters keep their labels by greatest overlap."""
+        archive, old = state.archive, state.assignment
+        if not state.extras["due"] or archive is None:
+            return {u.participant: old[u.participant] if u.cluster is None else u.cluster for u in updates}
+        versions, q, before = self._versions(state, updates), self._block(state), state.extras["gradients"]
+        for name, gradient in ((u.participant, self.vector(state, u)) for u in updates):
+            archive.put_mean(f"{name}.{q}", state.round, gradient, before.get(name, {}).get(q))
+        names, products = [u.participant for u in updates], np.zeros((len(updates), len(updates)))
+        for q in sorted(set.intersection(*({*versions[name]} for name in names))):
+            products += inner_products(np.stack([archive.get(f"{n}.{q}", versions[n][q][0]) for n in names]))
+        sizes = None if state.census is None else state.census.of(names, {})
+        labels = first_kmeans(leading(products, self.k), self.k, np.ones(len(names)), sizes=sizes)
+        overlap = np.array([np.arange(self.k) == old.get(name, -1) for name in names], float)
+        return dict(zip(names, matched(labels, -overlap)[labels].tolist()))
+
+    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+        """A model counts in its participant's new cluster; a gradient counts in no mean."""
+        return {s: of for s, of in self.by_cluster(update, assignment).items() if s != self._criterion(state)}
+
+    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+        """The mean in each cluster. Before a round that clusters, the next cluster's model becomes the criterion."""
+        clustered, number = bool(state.extras["due"]), state.round + 1
+        due = number % self.every == 0 and number < self.clustering_rounds
+        gradients = self._versions(state, updates) if clustered else state.extras["gradients"]
+        extras = {"due": due, "clusterings": state.extras["clusterings"] + clustered, "gradients": gradients}
+        after = state.after(self.centres(state, updates, assignment), assignment, **extras)
+        bank = {slot: after.bank[slot] for slot in self.slots}
+        if due:
+            bank[self._criterion(after)] = bank[cluster_slot(int(self._block(after)))]
+        return replace(after, bank=bank)
+
+    def join(self, state: ServerState, update: Update) -> ServerState:
+        """It chooses by its losses, even if the run ended before a round that clusters."""
+        placed = state if update.cluster is None else super().join(state, update)
+        return replace(placed, round=state.round + 1, extras={**state.extras, "due": False})
+
+    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+        return {slot: Served((state.bank[slot],)) for slot in self.slots}
