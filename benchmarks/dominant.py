@@ -104,6 +104,7 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "mean, 1/3, clipped at 1": ("samples", {"max_weight_share": 1 / 3, "clip_norm": 1.0}),
     "median, unweighted": ("uniform", {"aggregation": "median"}),
     "median": ("samples", {"aggregation": "median"}),
+    "median, 1/5": ("samples", {"aggregation": "median", "max_weight_share": 1 / 5}),  # as at real sites
     "trimmed mean, unweighted": ("uniform", {"aggregation": "trimmed_mean"}),
     "trimmed mean": ("samples", {"aggregation": "trimmed_mean"}),
 }

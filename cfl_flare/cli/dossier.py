@@ -20,14 +20,16 @@ from cfl_flare.cli.options import Parser, say
 from cfl_flare.cli.specs import check_out
 from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import ConfigError, FileError, UnfitError
-from cfl_flare.core.files import atomic_write, below, file_sha256, make_folder, read_text
+from cfl_flare.core.files import atomic_write, below, file_sha256, make_folder, read_json, read_text
 from cfl_flare.data.columns import Columns
 from cfl_flare.results import schema
+from cfl_flare.results.bootstrap import read_draws
 from cfl_flare.results.lineage import LINEAGE
 from cfl_flare.results.lineage_check import check_lineage
 from cfl_flare.results.run_dir import MODELS, SUMMARY, Run, load_run, the_run
 from cfl_flare.results.served import columns_of
 from cfl_flare.results.study import STUDY, load_study
+from cfl_flare.results.withdrawal import read_withdrawal
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -181,24 +183,42 @@ def write_dossier(run: Run, study: dict[str, Any] | None, slot: str, out: Path, 
     from cfl_flare.results.sbom import bill_of_materials
 
     make_folder(out)
+    description = None
     if said.formats:
         from cfl_flare.cli.convert import portable_of
         from cfl_flare.training.formats import write_formats
 
         write_formats(out, slot, portable_of(run.folder / MODELS / f"{slot}.safetensors"), said.formats)
+        description = read_json(out / f"{slot}.json")
     shutil.copyfile(run.folder / MODELS / f"{slot}.safetensors", out / f"{slot}.safetensors")
     bill = bill_of_materials()
     atomic_write(out / BILL, json.dumps(bill, indent=1))
     software = {part["name"]: part["version"] for part in bill["components"]}
     with TemporaryDirectory() as folder:
         shown = run if said.names else pseudonymised(run, Path(folder))
+        withdrawal, known = read_withdrawal(run.folder), pseudonyms(run)
         found = study
         if study is not None and not said.names:  # a site may be called as a candidate is
-            names = {name: new for name, new in pseudonyms(run).items() if name not in study["titles"]}
+            names = {name: new for name, new in known.items() if name not in study["titles"]}
             found = with_pseudonyms(study, names)
-        files = {path.name: (path.stat().st_size, file_sha256(path)) for path in model_files(out)}
+        if withdrawal is not None and not said.names:
+            withdrawal = {**withdrawal, "withdrawn": [known.get(name, "?") for name in withdrawal["withdrawn"]]}
+        files = {str(path.relative_to(out)): (path.stat().st_size, file_sha256(path)) for path in model_files(out)}
         html = dossier_page(
-            Dossier(shown, slot, found, files, software, said.plan, said.columns, said.lineage, said.names)
+            Dossier(
+                shown,
+                slot,
+                found,
+                files,
+                software,
+                said.plan,
+                said.columns,
+                read_draws(shown.folder),
+                withdrawal,
+                description,
+                said.lineage,
+                said.names,
+            )
         )
     return write(html, out / PAGE)
 

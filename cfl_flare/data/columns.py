@@ -56,6 +56,7 @@ class Column:
             1; ``ordinal``, the place in their order; or ``date``, days since 1970.
         categories: as text, in their order; whole numbers without decimals.
         range: the smallest and the largest number that may occur, so that other units are noticed.
+        unit: of its numbers, as ``mg/dL``; it must be the same at all sites.
         missing: a feature is added that is 1 where the column has no value.
         rows: how many rows had a value; 0 if that is not known.
         mean: of these.
@@ -66,6 +67,7 @@ class Column:
     kind: str = "number"
     categories: tuple[str, ...] = ()
     range: tuple[float, float] | None = None
+    unit: str | None = None
     missing: bool = False
     rows: int = 0
     mean: float | None = None
@@ -85,6 +87,8 @@ class Column:
         are_names = isinstance(self.categories, tuple) and all(map(_is_name, self.categories))
         self._check("categories", are_names and len({*self.categories}) == len(self.categories), f"different {TEXTS}")
         self._check("range", is_range, f"the smallest and the largest of {NUMBERS}")
+        is_unit = self.unit is None or (_is_name(self.unit) and self.kind == "number")
+        self._check("unit", is_unit, f"one of {TEXTS}, of a column of kind number")
         self._check("rows", is_count, f"a whole number from 0 to {MOST_ROWS:,}")
         count, most = len(self.categories), {"boolean": 2, "number": 0, "date": 0}.get(self.kind, MOST_CATEGORIES)
         if count > most or (self.kind == "boolean" and count < most):
@@ -124,6 +128,7 @@ class Column:
         of = f", 1 for {self.categories[1]}" if self.kind == "boolean" else of
         of = f" of {', '.join(self.categories)}" if self.kind == "category" else of
         inside = "" if self.range is None else f", from {self.range[0]:g} to {self.range[1]:g}"
+        inside += "" if self.unit is None else f", in {self.unit}"
         return f"{self.column}: {self.kind}{of}{inside}{', and whether it is missing' if self.missing else ''}"
 
 
@@ -287,7 +292,8 @@ def _check_equal(sites: Mapping[str, Any], names: Iterable[str], where: str) -> 
 def _together(sites: Mapping[str, Column]) -> Column:
     every = list(sites.values())
     kind, categories, where = every[0].kind, every[0].categories, f"columns: {shown(every[0].column)}"
-    _check_equal(sites, ("kind", "range", "categories") if kind in ("boolean", "ordinal") else ("kind", "range"), where)
+    ordered = ("categories",) if kind in ("boolean", "ordinal") else ()
+    _check_equal(sites, ("kind", "range", "unit", *ordered), where)
     if kind == "category":
         categories = _all_of([column.categories for column in every])
         require(bool(categories), f"{where}: no site has a category of enough rows; let all sites leave it out")

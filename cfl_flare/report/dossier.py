@@ -4,24 +4,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cfl_flare.report.clusters import moves
+from cfl_flare.report.dossier_classes import FEW, by_class
+from cfl_flare.report.dossier_compared import clusters, not_chosen
+from cfl_flare.report.dossier_later import other_formats, withdrawn
 from cfl_flare.report.dossier_texts import ALWAYS, ANNEX_IV, CHANGES, LEAVES, NOWHERE
 from cfl_flare.report.dossier_view import Dossier
 from cfl_flare.report.facts import participants, settings_table
 from cfl_flare.report.measures import cross_site, discrimination
-from cfl_flare.report.page import Section, Table, View, cluster_label, page, sections
-from cfl_flare.report.text import cut, interval, named, number, signed
+from cfl_flare.report.page import Section, Table, View, page, sections
+from cfl_flare.report.text import cut, interval, is_finite, named, number
 from cfl_flare.results.pseudonyms import DIGITS
-from cfl_flare.results.schema import count as is_count
 
 PARTS = ("method", "model", "training", "run", "private", "seed", "resumed_at")
 LONG = 2000
-# Of a class with fewer test samples, a figure says little.
-FEW = 10
 NOT_SAID = "not stated; the file of --plan can say it"
 FLOORS = ("min_sites_per_cluster", "min_samples_per_cluster", "max_weight_share", "hold_small_clusters")
 
@@ -29,10 +28,23 @@ FLOORS = ("min_sites_per_cluster", "min_samples_per_cluster", "max_weight_share"
 def dossier_page(of: Dossier) -> str:
     """The dossier as one HTML file that loads nothing."""
     makers = (what_it_is, data, who_trained, figures, by_class, everywhere, calibration, not_chosen, clusters)
-    more = (settings, software, egress, privacy, limits, licence, changes, annex, lineage, files)
+    more = (
+        settings,
+        software,
+        egress,
+        privacy,
+        limits,
+        licence,
+        changes,
+        withdrawn,
+        annex,
+        lineage,
+        other_formats,
+        files,
+    )
     title = f"{of.slot} of {cut(of.run.name)}"
     subtitle = f"Dossier of a model: {of.run.summary['rounds']} rounds, {len(of.members)} hospitals"
-    return page(title, subtitle, sections(of, (*makers, *more)))
+    return page(title, subtitle, sections(of, (*makers, *more, other_formats, files)))
 
 
 def what_it_is(of: Dossier) -> Section:
@@ -67,6 +79,7 @@ def data(of: Dossier) -> Section:
             column.kind,
             cut(", ".join(column.categories), 200) or "-",
             "-" if column.range is None else f"{column.range[0]:g} to {column.range[1]:g}",
+            cut(column.unit or "-"),
             "filled up, and the model sees where" if column.missing else "filled up",
         ]
         for column in of.columns.columns
@@ -79,7 +92,7 @@ def data(of: Dossier) -> Section:
         ("columns that are left out", ", ".join(of.columns.leave) or None),
     ]
     text = "The columns that the hospitals agreed on. A value outside its range is refused, so that other units show."
-    headings = ("column", "kind", "categories", "range", "missing values")
+    headings = ("column", "kind", "categories", "range", "unit", "missing values")
     return Section("Data", [text], tables=[("Columns", Table(headings, lines)), ("The label", _pairs(label))])
 
 
@@ -108,10 +121,10 @@ def who_trained(of: Dossier) -> Section:
 
 def figures(of: Dossier) -> Section | None:
     part, summary = participants(of.view), of.run.summary
-    ends, label = summary.get("intervals") or {}, f"{of.slot}/" if of.slot != "global" else ""
+    label = f"{of.slot}/" if of.slot != "global" else ""
     means = {key: value for key, value in summary["final"].items() if key.startswith(f"{label}served_")}
     rows = [
-        (key.removeprefix(label).removeprefix("served_"), number(value), "-" if label else interval(ends.get(key)))
+        (key.removeprefix(label).removeprefix("served_"), number(value), interval(_interval_of_mean(of, key)))
         for key, value in means.items()
         if not key.endswith("_unweighted")
     ]
@@ -122,24 +135,13 @@ def figures(of: Dossier) -> Section | None:
     return replace(part, title="Figures", text=[*text, *part.text], tables=[table] if rows else [])
 
 
-def by_class(of: Dossier) -> Section:
-    counts = of.run.summary.get("test_classes")
-    known = counts if isinstance(counts, dict) else {}
-    people = [p["name"] for p in of.members if isinstance(known.get(p["name"]), list)]
-    if not people:
-        return Section(
-            "Test samples by class", ["Not known: the run drew no intervals (bootstrap), or sites withheld it."]
-        )
-    names = of.columns.classes if of.columns is not None else ()
-    width = max(len(known[name]) for name in people)
-    headings = [cut(names[i]) if i < len(names) else f"class {i}" for i in range(width)]
-    rows = [[of.view.shown[name], *map(_few, known[name])] for name in people]
-    text = f"Of a class with one to nine test samples, a hospital says that it has fewer than {FEW}."
-    return Section("Test samples by class", [text], tables=[("Test samples", Table(("hospital", *headings), rows))])
-
-
-def _few(count: Any) -> str:
-    return str(count) if is_count(count) else f"fewer than {FEW}"
+def _interval_of_mean(of: Dossier, key: str) -> Sequence[float] | None:
+    """Of all hospitals, as the run has it; of a cluster's, from the draws of its hospitals' test splits."""
+    if "/" not in key:
+        return (of.run.summary.get("intervals") or {}).get(key)
+    measure = key.rpartition("/")[2]
+    points = {p["name"]: p[measure] for p in of.members if is_finite(p.get(measure))}
+    return None if of.draws is None else of.draws.of_mean(measure, points)
 
 
 def everywhere(of: Dossier) -> Section | None:
@@ -150,50 +152,6 @@ def everywhere(of: Dossier) -> Section | None:
 def calibration(of: Dossier) -> Section | None:
     none = Section("Discrimination and calibration", ["Not measured: the run had no score_bins."])
     return discrimination(View(of.run)) or none
-
-
-def not_chosen(of: Dossier) -> Section:
-    study = of.study
-    title = "What was compared and not chosen"
-    if study is None or study["verdict"] is None:
-        return Section(title, ["This run is of no study: nothing is known of other candidates."])
-    tested, titles = study["verdict"]["tested"], study["titles"]
-    dropped = {name: why for rung in study["rungs"] for name, why in rung["dropped"].items()}
-    rows = [
-        [cut(titles.get(name, name), 200), number(tested.get(name)), cut(dropped.get(name, "it was not"), 300)]
-        for name in titles
-    ]
-    headings = ("candidate", f"{cut(study['verdict']['metric'])} on test samples", "why it was dropped")
-    tables = [("Candidates", Table(headings, rows)), ("What was chosen, at each hospital", _at_hospitals(study))]
-    return Section(title, [cut(s, 500) for s in study["verdict"]["sentences"]], tables=tables)
-
-
-def _at_hospitals(study: Mapping[str, Any]) -> Table:
-    """What was chosen at each hospital, and its gains with intervals."""
-    rows = []
-    for hospital in study["verdict"]["hospitals"]:
-        gains = [hospital[key] or {} for key in ("to_one", "to_alone")]
-        ends = [f"{signed(gain.get('gain'))} ({interval((gain.get('low'), gain.get('high')))})" for gain in gains]
-        rows.append([cut(hospital["name"]), number(hospital["tested"]), number(hospital["value"]), *ends])
-    headings = ("hospital", "test samples", cut(study["verdict"]["metric"]), "gain over one model", "gain over alone")
-    return Table(headings, rows)
-
-
-def clusters(of: Dossier) -> Section | None:
-    view = View(of.run)
-    part = moves(view)
-    if part is None:
-        return Section("Clusters", ["The run has no clusters."])
-    share = {
-        name: sum(k == view.clusters[name] for k in history.values()) / len(history)
-        for name, history in view.histories.items()
-    }
-    rows = [
-        [view.shown[n], cluster_label(view.clusters[n]), f"{share[n]:.0%}" if n in share else "-"]
-        for n in view.by_cluster
-    ]
-    table = ("Who is where", Table(("hospital", "cluster", "rounds in which it was there"), rows))
-    return replace(part, title="Clusters", tables=[table])
 
 
 def settings(of: Dossier) -> Section:

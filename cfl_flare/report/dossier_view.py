@@ -11,6 +11,7 @@ from typing import Any
 
 from cfl_flare.data.columns import Columns
 from cfl_flare.report.page import View
+from cfl_flare.results.bootstrap import Draws
 from cfl_flare.results.run_dir import Run
 
 
@@ -26,6 +27,9 @@ class Dossier:
         software: by name, the versions of what is installed where the dossier was written.
         plan: what `cfl_flare.cli.dossier.read_plan` read.
         columns: what the columns of its tables mean; None for other data, or where nobody said it.
+        draws: what hospitals measured on draws of their test splits; None if the run drew none.
+        withdrawal: what `cfl_flare.results.withdrawal.read_withdrawal` read, under the run's names; None for none.
+        formats: the description of the model in other formats; None if it was written in none.
         lineage: what a check of the run's lineage said, in lines; none if it has none.
         names: hospitals have their own names, and numbers of samples are exact.
     """
@@ -37,6 +41,9 @@ class Dossier:
     software: Mapping[str, str] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
     columns: Columns | None = None
+    draws: Draws | None = None
+    withdrawal: Mapping[str, Any] | None = None
+    formats: Mapping[str, Any] | None = None
     lineage: Sequence[str] = ()
     names: bool = False
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,19 @@ NO_SCORES, FEW_SITES, FEW_SAMPLES, DIFFERENCE = "no_scores", "few_sites", "few_s
 REASONS = (NO_SCORES, FEW_SITES, FEW_SAMPLES, DIFFERENCE)
 
 
+# A rate, and the ends of its interval.
+Rate = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The shares of right decisions on samples with a class, and on those without it, with intervals of 95 %."""
+
+    label: int
+    sensitivity: Rate
+    specificity: Rate
+
+
 @dataclass(frozen=True)
 class Curve:
     """A ROC curve and a reliability curve.
@@ -41,6 +55,8 @@ class Curve:
         auroc: the area below the complete ROC curve.
         roc: false and true positive rates, the mean over the classes.
         calibration: predicted probability, share with the class, and samples, of groups of scores of all the classes.
+        by_class: how decisions on each of the classes are right. Of clusters, or where there are none of all: so none
+            follows by subtraction.
     """
 
     participants: int
@@ -50,6 +66,7 @@ class Curve:
     auroc: float
     roc: list[tuple[float, float]]
     calibration: list[tuple[float, float, int]]
+    by_class: list[Rates] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -123,6 +140,9 @@ class Scored:
         rest = {name: histogram for name, histogram in sent.items() if name not in drawn}
         if isinstance(made[ALL], Curve) and rest and not isinstance(self._curve(rest, sites, share), Curve):
             made[ALL] = DIFFERENCE
+        of_all = made[ALL]
+        if drawn and isinstance(of_all, Curve):
+            made[ALL] = replace(of_all, by_class=[])
         return Curves(
             number,
             self.sites,
@@ -139,7 +159,8 @@ class Scored:
         of_sites = len({sites[name] for name in group})
         if of_sites < self.sites:
             return FEW_SITES
-        raw, weighted = (pooled.bounded_sum(group, sites, most)[..., :-1] for most in (1.0, share or 1.0))
+        raw, total = (pooled.bounded_sum(group, sites, most) for most in (1.0, share or 1.0))
+        raw, weighted = raw[..., :-1], total[..., :-1]
         enough = (raw.sum(axis=2) >= self.samples) & (_sites_of(group, sites) >= self.sites)
         classes = np.nonzero(enough.all(axis=1))[0]
         if not len(classes):
@@ -156,7 +177,24 @@ class Scored:
             round(sum(map(pooled.area, of_classes)) / len(classes), 4),
             [(round(x, 4), round(y, 4)) for x, y in pooled.thinned_roc(pooled.mean_roc(of_classes)).tolist()],
             [(round(p, 4), round(s, 4), n) for p, s, n in points],
+            [
+                Rates(label, _rate(right, having), _rate(lacking - wrong, lacking))
+                for label, (lacking, having), (wrong, right) in zip(
+                    np.arange(self.shape[0])[self.chosen][classes].tolist(),
+                    weighted[classes].sum(axis=2).tolist(),
+                    total[classes, :, -1].tolist(),
+                )
+            ],
         )
+
+
+def _rate(right: float, samples: float) -> Rate:
+    """A share of samples, and its interval by Wilson (1927)."""
+    from scipy.stats import binomtest
+
+    count = max(1, round(samples))
+    ends = binomtest(round(right), count).proportion_ci(0.95, "wilson")
+    return round(right / samples, 3), round(float(ends.low), 3), round(float(ends.high), 3)
 
 
 def _sites_of(group: Mapping[str, np.ndarray], sites: Mapping[str, str]) -> np.ndarray:
@@ -172,12 +210,21 @@ def save_curves(folder: Path, curves: Curves) -> None:
     atomic_write(folder / CURVES, json.dumps({"version": VERSION, **asdict(curves)}))
 
 
-CURVE = schema.object_with(
+RATE = schema.row(schema.share, schema.share, schema.share)
+OF_CLASS = schema.object_with(label=schema.count, sensitivity=RATE, specificity=RATE)
+RATES = schema.list_of(lambda value: OF_CLASS(value) and len(value) == 3)
+NEEDED = schema.object_with(
     **dict.fromkeys(("participants", "sites", "samples", "classes"), schema.count),
     auroc=schema.share,
     roc=schema.list_of(schema.row(schema.share, schema.share), 1, pooled.POINTS),
     calibration=schema.list_of(schema.row(schema.share, schema.share, schema.count), 1, 2 * pooled.GROUPS),
 )
+
+
+def _curve(value: Any) -> bool:
+    return NEEDED(value) and RATES(value.get("by_class", []))
+
+
 FACTS = ("round", "sites", "samples", "of_classes")
 
 
@@ -188,7 +235,7 @@ def _label(value: str) -> bool:
 FIELDS: schema.Fields = {
     "version": schema.version(VERSION),
     **dict.fromkeys(FACTS, schema.count),
-    "curves": schema.described("an object of curves, in all and by cluster", schema.dict_of(CURVE, _label)),
+    "curves": schema.described("an object of curves, in all and by cluster", schema.dict_of(_curve, _label)),
     "left_out": schema.described(
         "an object of reasons, in all and by cluster", schema.dict_of(lambda reason: reason in REASONS, _label)
     ),
@@ -201,6 +248,9 @@ def load_curves(folder: Path) -> Curves | None:
     if not path.is_file():
         return None
     content = schema.read(path, FIELDS)
-    names = Curve.__dataclass_fields__
-    curves = {label: Curve(**{name: curve[name] for name in names}) for label, curve in content["curves"].items()}
+    names = Curve.__dataclass_fields__.keys() - {"by_class"}
+    curves = {
+        label: Curve(**{n: curve[n] for n in names}, by_class=[Rates(**rates) for rates in curve.get("by_class", [])])
+        for label, curve in content["curves"].items()
+    }
     return Curves(**{name: content[name] for name in FACTS}, curves=curves, left_out=content["left_out"])

@@ -15,6 +15,7 @@ from typing import Any
 
 from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.files import atomic_write, read_text
+from cfl_flare.results.bootstrap import BOOTSTRAP, read_draws
 from cfl_flare.results.curves import CURVES
 from cfl_flare.results.run_dir import CROSS_SITE, Run
 
@@ -83,6 +84,9 @@ def _is_of_no_one(key: str, value: Any) -> bool:
 def _copy_files(source: Path, target: Path, names: Mapping[str, str]) -> None:
     if (source / CURVES).is_file():
         shutil.copyfile(source / CURVES, target / CURVES)
+    if (draws := read_draws(source)) is not None:
+        renamed = tuple(names.get(name, "?") for name in draws.participants)
+        replace(draws, participants=renamed).save(target / BOOTSTRAP)
     if (source / CROSS_SITE).is_file():
         rows = csv.DictReader(io.StringIO(read_text(source / CROSS_SITE), newline=""))
         text = io.StringIO(newline="")

@@ -31,6 +31,16 @@ LINE: schema.Fields = {
 }
 
 
+# What the file must hold for a reader.
+NAMES = schema.list_of(schema.text)
+FIELDS: schema.Fields = {
+    **dict.fromkeys(("withdrawn", "untouched", "checkpoints", "later_runs", "again", "why_all", "not_zero"), NAMES),
+    "first_round": schema.maybe(schema.count),
+    "models": schema.dict_of(schema.count),
+    "files": schema.dict_of(schema.text),
+}
+
+
 @dataclass(frozen=True)
 class Withdrawal:
     """What participants that withdraw have touched.
@@ -118,6 +128,11 @@ def withdrawal(run: Run, names: Sequence[str], beside: Path, store: Path | None 
         why_all=why_all,
         not_zero=_remains(run),
     )
+
+
+def read_withdrawal(folder: Path) -> dict[str, Any] | None:
+    """What `cfl-flare withdraw` wrote into a run's folder; None if nobody withdrew. A ConfigError if it is damaged."""
+    return schema.read(folder / WITHDRAWAL, FIELDS) if (folder / WITHDRAWAL).is_file() else None
 
 
 def couplings(run: Run, averages: bool = True) -> list[str]:

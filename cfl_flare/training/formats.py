@@ -134,13 +134,14 @@ def _features(preparation: Preparation) -> list[dict[str, Any]]:
             codes = [{"codes": dict(zip(column.categories, range(len(column.categories))))}]
         else:
             codes = [{} if column.range is None else {"range": [*column.range]}]
+            codes[0] |= {} if column.unit is None else {"unit": column.unit}
         codes += [{"is": "missing"}] * column.missing
         features += [{"name": name, **what, **code} for name, code in zip(column.features, codes)]
     return features
 
 
 def write_formats(folder: Path, name: str, portable: Portable, formats: Sequence[str]) -> list[Path]:
-    """Writes a model in some of `FORMATS`: ``NAME.onnx`` and ``NAME.json``, and a MONAI bundle ``NAME-monai``.
+    """Writes a model in some of `FORMATS`: ``NAME.onnx``, a MONAI bundle ``NAME-monai``; and ``NAME.json``.
 
     Raises:
         ConfigError: a format is unknown, does not take this model, or needs packages that are not installed.
@@ -157,9 +158,8 @@ def write_formats(folder: Path, name: str, portable: Portable, formats: Sequence
     )
     graph, outputs = onnx_of(portable)
     description = portable.description(outputs)
-    files: dict[Path, bytes | str] = {}
-    if "onnx" in formats:
-        files |= {folder / f"{name}.onnx": graph, folder / f"{name}.json": json.dumps(description, indent=1)}
+    files: dict[Path, bytes | str] = {folder / f"{name}.onnx": graph} if "onnx" in formats else {}
+    files[folder / f"{name}.json"] = json.dumps(description, indent=1)
     bundle = bundle_files(name, graph, description) if "monai" in formats else {}
     files |= {folder / f"{name}-monai" / path: content for path, content in bundle.items()}
     for path, content in files.items():

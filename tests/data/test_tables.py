@@ -307,6 +307,13 @@ def test_what_sites_must_agree_on():
     refused(lambda: agreed({"s": number, "t": more}), "'b' is at t and not at s")
     unit = Columns((Column("a", range=(0, 9)),))
     refused(lambda: agreed({"s": number, "t": unit}), r"'a': range is None at s and \(0, 9\) at t")
+    in_grams, in_ounces = (Columns((Column("a", unit=of),)) for of in ("g", "oz"))
+    refused(lambda: agreed({"s": in_grams, "t": in_ounces}), "'a': unit is 'g' at s and 'oz' at t; agree on one")
+    refused(lambda: agreed({"s": in_grams, "t": number}), "'a': unit is 'g' at s and None at t; agree on one")
+    both = agreed({"s": in_grams, "t": in_grams})
+    assert Columns.of(both.to_dict()).columns[0].unit == "g" and both.lines == ["a: number, in g"]
+    for wrong in ({"unit": 3}, {"unit": ""}, {"unit": "x" * 501}, {"unit": "g", "kind": "category"}):
+        refused(lambda wrong=wrong: Column("a", **wrong), "'a': unit = ")
 
 
 def test_a_real_site_needs_agreed_categories(tmp_path, monkeypatch):

@@ -361,6 +361,15 @@ def test_no_robust_statistic_is_mostly_of_one_site(aggregation):
     assert record["lowered_shares"] == {f"p{i}": [0.0833, 0.0417] for i in range(8)}
 
 
+def test_of_a_median_no_site_has_more_than_a_fifth_where_means_are_held_back():
+    """At a third, half of a median's parameters would be the largest hospital's own."""
+    people = [replace(p, samples=60 if p.name == "a" else 10) for p in FIVE_PEOPLE]
+    running = floored_server(FedAvg(), people, aggregation="median", max_weight_share=1 / 3)
+    record = filtered_round(running, {name: (move, 0.0) for name, move in zip("abcde", (10.0, 1.0, 2.0, 3.0, 4.0))})
+    assert running.state.bank["global"].vector[0] == 3.0  # 3.5 at a third
+    assert record["lowered_shares"] == {"a": [0.6, 0.2]}
+
+
 def test_krum_that_keeps_too_few_samples_is_held_back():
     people = [replace(p, samples=100 if p.name == "e" else 1) for p in FIVE_PEOPLE]
     running = floored_server(FedAvg(), people, aggregation="krum", min_samples_per_cluster=50)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from html import escape as html_escape
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from packaging.utils import canonicalize_name
 from cfl_flare.cli import main
 from cfl_flare.methods import METHODS
 from cfl_flare.report.dossier_texts import ANNEX_IV, LEAVES, NOWHERE
+from cfl_flare.results.bootstrap import read_draws
 from cfl_flare.results.pseudonyms import hidden, pseudonyms, rounded
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.sbom import bill_of_materials
@@ -70,6 +72,58 @@ def test_what_a_page_says_is_what_the_run_found(heart, tmp_path):
     for slot in ("cluster-0", "cluster-1"):
         assert f'<th scope="col">{slot}</th>' in html  # the cross-site matrix
     assert {"Discrimination and calibration", "Every model everywhere", "Planned changes", "Licence"} <= {*titles(html)}
+
+
+def test_a_cluster_s_mean_has_the_interval_of_its_hospitals_draws(heart, tmp_path):
+    summary, draws = load_run(heart).summary, read_draws(heart)
+    for k, words in ((0, ()), (1, ("--names",))):  # under pseudonyms too
+        html = written(heart, tmp_path / str(k), *words, slot=f"cluster-{k}")
+        losses = {p["name"]: p["served_loss"] for p in summary["participants"] if p["cluster"] == k}
+        low, high = draws.of_mean("served_loss", losses)
+        mean = summary["final"][f"cluster-{k}/served_loss"]
+        assert f"<td>{mean:.3f}</td><td>{low:.3f} to {high:.3f}</td>" in re.sub(r"\s+<", "<", html)
+    low, high = summary["intervals"]["served_loss"]
+    assert f"{low:.3f} to {high:.3f}" in written(heart, tmp_path / "all", slot="global")
+
+
+def test_decisions_by_class_are_those_of_the_model_s_hospitals(heart, tmp_path):
+    curve = json.loads((heart / "curves.json").read_text())["curves"]["cluster-0"]
+    (rates,) = curve["by_class"]
+    html = written(heart, tmp_path)
+    for share, low, high in (rates["sensitivity"], rates["specificity"]):
+        assert f"<td>{share:.3f}</td><td>{low:.3f} to {high:.3f}</td>" in re.sub(r"\s+<", "<", html)
+
+
+def test_who_left_a_cluster_in_the_last_rounds_is_named(heart, tmp_path):
+    run = Path(shutil.copytree(heart, tmp_path / "run"))
+    assert "All hospitals were in their cluster in each of the last 1 rounds" in written(heart, tmp_path / "a")
+    lines = [json.loads(line) for line in (run / "assignments.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["participant"] == "hungary" and line["round"] == 2:
+            line["cluster"] = 1 - line["cluster"]
+    (run / "assignments.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    html = written(run, tmp_path / "b")
+    assert f"All hospitals but {pseudonyms(load_run(run))['hungary']} were in their cluster" in html
+    assert "<td>0%</td><td>67%</td>" in re.sub(r"\s+<", "<", html)
+
+
+def test_a_withdrawal_is_told_of_each_model_without_names(heart, tmp_path):
+    run = Path(shutil.copytree(heart, tmp_path / "run"))
+    assert main(["withdraw", str(run), "--participant", "hungary"]) == 0
+    report = json.loads((run / "withdrawal.json").read_text())
+    html = written(run, tmp_path / "a", slot="global")
+    assert f"{pseudonyms(load_run(run))['hungary']} withdrew after the run." in html and "hungary" not in html
+    assert f"They are in this model from round {report['models']['global']} on." in html
+    assert html.count("All clusters have to train again: ") == len(report["why_all"]) > 0
+    assert "categories and ranges of the table&#39;s columns were read from all rows" in html
+    assert f"<td>{len(report['files'])}</td>" in html and str(tmp_path) not in html
+    assert "hungary withdrew after the run." in written(run, tmp_path / "b", "--names", slot="global")
+    untouched = {**report, "models": {"cluster-1": 0}, "untouched": ["cluster-0"], "why_all": [], "job": "/else/where"}
+    (run / "withdrawal.json").write_text(json.dumps(untouched))
+    html = written(run, tmp_path / "c")
+    assert "They never touched it." in html and "a job was written" in html and "/else/where" not in html
+    (run / "withdrawal.json").write_text(json.dumps({**report, "withdrawn": EVIL}))
+    assert main(["dossier", str(run), "--out", str(tmp_path / "d")]) == 2
 
 
 def test_no_hospital_s_name_and_no_exact_number_of_its_patients_leaves(heart, tmp_path):
@@ -147,14 +201,27 @@ def test_a_run_without_intervals_curves_or_clusters_says_what_is_not_known(tmp_p
     words = "run --loop --method fedavg --participants 3 --rounds 1 --bootstrap 0 --out"
     assert main([*words.split(), str(tmp_path / "run")]) == 0
     html = written(tmp_path / "run", tmp_path / "out", slot="global")
-    for text in ("does not say what columns mean", "Not known: the run drew no intervals", "no cross_site_evaluation"):
+    for text in ("does not say what columns mean", "not known: the run drew no intervals", "no cross_site_evaluation"):
         assert text in html
     for text in ("no score_bins", "The run has no clusters", "No interval was measured", "This run is of no study"):
         assert text in html
-    agreed = {"columns": [{"column": "age", "range": [0, 120], "rows": 500, "mean": 53.4, "deviation": 9.5}]}
+    agreed = {
+        "columns": [
+            {
+                "column": "age",
+                "range": [0, 120],
+                "unit": EVIL[:8] + " years",
+                "rows": 500,
+                "mean": 53.4,
+                "deviation": 9.5,
+            }
+        ]
+    }
     (tmp_path / "columns.json").write_text(json.dumps(agreed))
     html = written(tmp_path / "run", tmp_path / "b", "--columns", str(tmp_path / "columns.json"), slot="global")
-    assert "0 to 120" in html and "53.4" not in html
+    assert "0 to 120" in html and "&lt;script&gt; years" in html and "53.4" not in html
+    for text in ("no record of a withdrawal", "written in no other format", "Decisions by class are not known"):
+        assert text in html
 
 
 def test_wrong_words_are_refused(heart, tmp_path, capsys):
@@ -245,5 +312,9 @@ def test_another_format_is_beside_the_model_and_a_table_s_is_refused(heart, tmp_
     assert main([*words.split(), str(tmp_path / "run")]) == 0
     html = written(tmp_path / "run", tmp_path / "out", "--formats", "onnx", slot="global")
     assert (tmp_path / "out" / "global" / "global.onnx").is_file() and "global.onnx" in html
+    described = json.loads((tmp_path / "out" / "global" / "global.json").read_text())
+    shape = ", ".join(map(str, described["input"]["shape"]))
+    for words in (f"samples, float32, ({shape})", described["input"]["in_graph"], described["outputs"][0]["values"]):
+        assert html_escape(words) in html
     assert main(["dossier", str(heart), "--out", str(tmp_path / "b"), "--formats", "onnx"]) == 2
     assert "whose table is it?" in capfd.readouterr().err

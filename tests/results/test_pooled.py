@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Participant, build_method
 from cfl_flare.report.figures import draw
 from cfl_flare.report.table import results_table
-from cfl_flare.results.curves import CURVES, Curve, Curves, Scored, load_curves, save_curves
+from cfl_flare.results.curves import CURVES, Curve, Curves, Rates, Scored, load_curves, save_curves
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.pooled import (
     GROUPS,
@@ -330,9 +330,11 @@ def counts(seed: int, samples: int = 40, classes: int = 1, bins: int = 10) -> np
 
 
 def complete(sent: Mapping[str, np.ndarray | None]) -> dict[str, np.ndarray | None]:
-    """The same with counts of decisions, which no curve depends on."""
-    ends = ((0, 0), (0, 0), (0, 1))
-    return {name: None if own is None else np.pad(own, ends, constant_values=7) for name, own in sent.items()}
+    """The same with counts of decisions, on which no curve depends but shares of right ones by class."""
+    return {
+        name: None if own is None else np.concatenate((own, own.sum(axis=2, keepdims=True)), axis=2)
+        for name, own in sent.items()
+    }
 
 
 def curves(scored: Scored, sent: Mapping[str, np.ndarray | None], *of_run: Any) -> Curves:
@@ -349,9 +351,28 @@ def test_two_participants_of_unequal_size_by_hand():
     assert own.roc == [(0, 0), (1, 0.5), (1, 1)]  # with the class: one of two in the highest bin
     assert own.auroc == 0.25 == auroc_of_counts(a + b)
     assert (own.participants, own.sites, own.samples, own.classes) == (2, 2, 4, 1)
-    assert found.round == 4 and found.curves["all"] == own and found.left_out == {}
+    assert found.round == 4 and found.curves["all"] == replace(own, by_class=[]) and found.left_out == {}
     (group,) = own.calibration
     assert group[1:] == (0.5, 4)
+
+
+def test_decisions_by_class_are_of_all_samples_together(tmp_path):
+    """Of 10 with the class 6 are right, of 4 without it 3; the ends are Wilson's, computed by hand."""
+    a = np.array([[[2, 1, 1], [1, 7, 6]]], np.int32)  # the last number of each row: predicted to have the class
+    b = np.array([[[1, 0, 0], [2, 0, 0]]], np.int32)
+    scored = Scored((1, 2, 2), "sigmoid")
+    found = scored.curves({"a": a, "b": b}, people("a", "b"), {}, 0)
+    (rates,) = found.curves["all"].by_class
+    assert rates == Rates(0, (0.6, 0.313, 0.832), (0.75, 0.301, 0.954))
+    save_curves(tmp_path, found)
+    (read,) = load_curves(tmp_path).curves["all"].by_class
+    assert (read.label, [*read.sensitivity], [*read.specificity]) == (0, [0.6, 0.313, 0.832], [0.75, 0.301, 0.954])
+    text = (tmp_path / "curves.json").read_text()
+    (tmp_path / "curves.json").write_text(text.replace("0.832", "8.32"))
+    with pytest.raises(ConfigError, match="curves"):
+        load_curves(tmp_path)
+    two = Scored((2, 2, 2), "softmax").curves({"a": np.concatenate([a[:, ::-1], a])}, people("a"), {}, 0)
+    assert [rates.label for rates in two.curves["all"].by_class] == [1]
 
 
 def test_at_real_sites_a_curve_is_of_three_sites_not_of_three_participants():
@@ -373,13 +394,14 @@ def test_no_curve_is_the_difference_of_two_others():
     assignment = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 1, "f": 1}
     assert curves(REAL, sent, who, assignment, 0).left_out == {"all": "difference", "cluster-0": "few_sites"}
     three = {**assignment, "c": 0}
-    assert set(curves(REAL, sent, who, three, 0).curves) == {"all", "cluster-0", "cluster-1"}
+    made = curves(REAL, sent, who, three, 0).curves
+    assert {label: len(curve.by_class) for label, curve in made.items()} == {"all": 0, "cluster-0": 1, "cluster-1": 1}
     lacking = {name: own for name, own in sent.items() if name != "a"} | {"a": None}
     found = curves(REAL, lacking, who, three, 0)
     assert found.left_out == {"all": "difference", "cluster-0": "few_sites"}
     nobody = {k: None if three[k] == 0 else own for k, own in sent.items()}
     found = curves(REAL, nobody, who, three, 0)
-    assert found.left_out == {"cluster-0": "no_scores"} and found.curves["all"] == found.curves["cluster-1"]
+    assert found.left_out == {"cluster-0": "no_scores"} and found.curves["all"].roc == found.curves["cluster-1"].roc
 
 
 def test_at_real_sites_a_point_is_of_ten_samples_and_a_class_of_ten_with_it():
@@ -454,7 +476,7 @@ def test_the_area_of_a_run_s_curves_is_its_pooled_auroc(tmp_path, method):
         assert kept.curves[label].auroc == pytest.approx(own["pooled_auroc"], abs=5e-5)
         points = np.array(kept.curves[label].roc)
         assert np.trapezoid(points[:, 1], points[:, 0]) == pytest.approx(own["pooled_auroc"], abs=2e-3)
-    assert (tmp_path / CURVES).stat().st_size < 3000 * len(kept.curves)
+    assert (tmp_path / CURVES).stat().st_size < 4000 * len(kept.curves)
 
 
 def test_withheld_histograms_leave_no_curve_and_no_score_bins_no_file(tmp_path, monkeypatch):
