@@ -111,6 +111,7 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
 # The factors of the attacker's update; the liar also claims as many samples as all others have.
 ATTACKS = {"none": 1.0, "scaled": 1000.0, "sign flip": -1.0, "scaled sign flip": -1000.0, "liar": -1000.0}
 LIAR = "liar"
+MOVES = ("moved_first", "moved", "lost")
 
 
 @dataclass(frozen=True)
@@ -209,10 +210,29 @@ def summary(rows: list[dict[str, Any]], seeds: Iterable[int]) -> list[dict[str, 
         line: dict[str, Any] = {"deal": deal, "rule": rule}
         for key in ("accuracy", "clean", "clean_mean", "copied"):
             line[key] = statistics.mean(row[key] for row in of if row["attack"] == "none")
-        for attack, key in product(list(ATTACKS)[1:], ("moved_first", "moved", "lost")):
+        for attack, key in product(list(ATTACKS)[1:], MOVES):
             line[f"{attack} {key}"] = statistics.mean(row[key] for row in of if row["attack"] == attack)
         lines.append(line)
     return lines
+
+
+def by_rule(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line a rule: what it costs without attack, by deal, and the worst of all deals with attacks.
+
+    ``moved`` and ``lost`` are of an attacker that says how many samples it has, ``liar`` of one that does not.
+    """
+    honest = [attack for attack in ATTACKS if attack not in ("none", LIAR)]
+    rules = []
+    for rule in RULES:
+        of = {line["deal"]: line for line in lines if line["rule"] == rule}
+        if len(of) < len(DEALS):
+            continue
+        worst = {key: max(of[deal][f"{a} {key}"] for deal in DEALS for a in honest) for key in MOVES}
+        worst |= {f"liar {key}": max(line[f"{LIAR} {key}"] for line in of.values()) for key in MOVES}
+        worst |= {"copied": max(line["copied"] for line in of.values())}
+        rules.append({"rule": rule, "clean": [of[deal]["clean"] for deal in DEALS], **worst})
+        rules[-1]["clean_mean"] = [of[deal]["clean_mean"] for deal in DEALS]
+    return rules
 
 
 def main() -> None:
@@ -230,8 +250,9 @@ def main() -> None:
     for key in product(given.deals, RULES, ATTACKS, given.seeds):
         if key not in done:
             rows.append(row_of(*key))
-            save_rows(given.out, made, summary=summary(rows, given.seeds), rows=rows)
             print(json.dumps(rows[-1]), flush=True)
+        lines = summary(rows, given.seeds)
+        save_rows(given.out, made, rules=by_rule(lines), summary=lines, rows=rows)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ def flare_rows(content: Any) -> list[Any]:
 QUOTED: dict[str, Callable[[Any], Any]] = {
     "flare-speed.json": flare_rows,
     "flare-speed-again.json": flare_rows,
+    "dominant.json": lambda content: content["rules"],
     "floor.json": lambda content: content["summary"],
     "ifca-starts.json": lambda content: content["summary"],
     "options.json": lambda content: [

@@ -39,8 +39,6 @@ def dossier_page(of: Dossier) -> str:
         withdrawn,
         annex,
         lineage,
-        other_formats,
-        files,
     )
     title = f"{of.slot} of {cut(of.run.name)}"
     subtitle = f"Dossier of a model: {of.run.summary['rounds']} rounds, {len(of.members)} hospitals"

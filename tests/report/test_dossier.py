@@ -55,6 +55,7 @@ def test_each_model_that_leaves_has_a_folder_with_its_file_its_software_and_its_
         assert copy.read_bytes() == (heart / "clusters" / copy.name).read_bytes()
         html = (tmp_path / "out" / slot / "dossier.html").read_text()
         assert "do not allow this part" not in html
+        assert len({*titles(html)}) == len(titles(html))
         assert not re.findall(r'(?:src|href)="(?!#)', re.sub(r"<script.*?</script>", "", html, flags=re.S))
 
 
