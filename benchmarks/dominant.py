@@ -228,7 +228,7 @@ def by_rule(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if len(of) < len(DEALS):
             continue
         worst = {key: max(of[deal][f"{a} {key}"] for deal in DEALS for a in honest) for key in MOVES}
-        worst |= {f"liar {key}": max(line[f"{LIAR} {key}"] for line in of.values()) for key in MOVES}
+        worst |= {f"liar_{key}": max(line[f"{LIAR} {key}"] for line in of.values()) for key in MOVES}
         worst |= {"copied": max(line["copied"] for line in of.values())}
         rules.append({"rule": rule, "clean": [of[deal]["clean"] for deal in DEALS], **worst})
         rules[-1]["clean_mean"] = [of[deal]["clean_mean"] for deal in DEALS]
