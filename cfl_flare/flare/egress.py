@@ -28,7 +28,7 @@ EVERY, BOOTSTRAP = "*", "bootstrap"
 # The answers to observers that are metrics, and the histograms from which metrics follow.
 MEASURED, SCORES = frozenset({"metrics", "cross", BOOTSTRAP}), "scores"
 # Arrays of methods that are measures of a participant.
-MEASURES = frozenset({"loss"})
+MEASURES = frozenset({"loss", "shares"})
 
 
 def check_filters(fl_ctx: FLContext) -> None:

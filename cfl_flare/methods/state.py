@@ -297,6 +297,7 @@ class Traits:
         averages_only: the M-step takes weighted means of the models alone, each where it was trained. So sites can add
             up their own, and a server's optimizer can step towards the means.
         mixes: a participant may be in several clusters, each with a share: a `cfl_flare.clustering.floor.Mixture`.
+        compares_samples: a participant compares what models lose on each sample by itself.
         given_groups: who is in which cluster was given before the run, and clusters share nothing: one participant
             changes no other cluster.
         mergeable: the M-step takes any assignment of the round's participants, so that small clusters can be filled up.
@@ -323,6 +324,7 @@ class Traits:
     assigns_on_site: bool = False
     averages_only: bool = False
     mixes: bool = False
+    compares_samples: bool = False
     given_groups: bool = False
     mergeable: bool = False
     shares_centres: bool = False

@@ -253,6 +253,11 @@ class Learner:
         return np.array([self._losses[key][2] for key in keys])
 
     @torch.no_grad()
+    def sample_losses(self, models: Sequence[Params]) -> np.ndarray:
+        """The plain loss of each model on each of the participant's training samples, ``(len(models), n)`` float64."""
+        return self._runtime.task.sample_losses(self._predict(models, self._train.x), self._train.y).cpu().numpy()
+
+    @torch.no_grad()
     def tested(self, model: Params | Served) -> Tensor:
         """The outputs ``(n, classes, ...)`` of a model, or of an ensemble, for the participant's test split."""
         served = Served.of(self.complete(model))

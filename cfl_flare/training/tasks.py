@@ -119,6 +119,11 @@ class LearningTask(ABC):
         """The mean loss of each of several models, ``(K,)`` float64, of outputs ``(K, n, classes, ...)``."""
         return torch.stack([self.loss(of_model, targets).double() for of_model in outputs])
 
+    def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each of several models on each sample, ``(K, n)`` float64."""
+        each = [self.losses(outputs[:, i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
+        return torch.stack(each, dim=1)
+
     def measured(self, outputs: Tensor, targets: Tensor, requested: Iterable[str] = ()) -> dict[str, float]:
         """The measures of a model's outputs ``(n, classes, ...)`` by name: those of `always`, and the requested ones.
 

@@ -31,7 +31,19 @@ SETTINGS = {
     **{name: f"{name}:k=2,warmup=1" for name in ("ifca-cam", "fesem-cam", "wecfl-cam")},
     **{
         name: f"{name}:k=2"
-        for name in ("ifca", "fesem", "wecfl", "cgpfl", "fedgroup", "fedac", "fedcuau", "fedavg+", "clove", "cfl-gp")
+        for name in (
+            "ifca",
+            "fesem",
+            "wecfl",
+            "cgpfl",
+            "fedgroup",
+            "fedac",
+            "fedcuau",
+            "fedavg+",
+            "clove",
+            "cfl-gp",
+            "fedsoft",
+        )
     },
     **{name: f"{name}:k=2" for name in ("fedprox+", "fedavg+ifca", "fedavg+fesem")},
 }
