@@ -317,7 +317,7 @@ def test_a_job_in_which_no_site_can_take_part_ends_with_the_reason(tmp_path):
 
 
 def figures(text: str) -> list[list[float]]:
-    """Accuracy, macro-F1 and worst participant of each line of a results table."""
+    """Accuracy and its interval of each line of a results table."""
     lines = [re.findall(r"0\.\d{3}", line)[:3] for line in text.splitlines() if " MB " in line]
     return [[float(n) for n in numbers] for numbers in lines if len(numbers) == 3]
 
