@@ -20,6 +20,9 @@ points, the directions of the round's updates from their mean; the first two als
     python benchmarks/number_of_clusters.py --out benchmarks/results/number-of-clusters.json
     python benchmarks/number_of_clusters.py --criteria auto gap --seeds 200 201 202 203 204 205 206 207 208 209 \
         --out benchmarks/results/number-of-clusters-draws.json
+    python benchmarks/number_of_clusters.py --criteria auto --sites 16 --seeds {300..316} \
+        --cases iid "permuted 3" "scanners 2" "blood, labels" "blood, scanners" "blood, both" \
+        --out benchmarks/results/number-of-clusters-set.json
 
 ``--runs`` measures whole runs instead: methods that find a number of clusters, beside WeCFL with the true number and
 FedAvg. It saves after each run and continues where it was.
@@ -245,8 +248,10 @@ def measured(case: str, sites: int, seed: int, criteria: Sequence[str]) -> list[
         numbers = {name: CRITERIA[name](points, most, 0) for name in seen}
         known = groups if CASES[case][1] not in (None, 1) else None
         ari = {n: round(float(adjusted_rand_score(known, ward(points, k))), 3) for n, k in numbers.items() if known}
-        clear = {"clear": is_clear(noted(number_of_clusters(points @ points.T, most)))} if "auto" in seen else {}
-        line = {"case": case, "sites": sites, "seed": seed, "warmup": warmup, "k": numbers, "ari": ari, **clear}
+        line = {"case": case, "sites": sites, "seed": seed, "warmup": warmup, "k": numbers, "ari": ari}
+        if "auto" in seen:
+            note = noted(number_of_clusters(points @ points.T, most))
+            line |= {"clear": is_clear(note), "set": note["set"]}
         rows.append({**line, "commit": commit()})
     return rows
 
@@ -263,6 +268,11 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if "clear" in chosen[0]:
             line["clear"] = sum(r["clear"] for r in chosen)
             line["clear and right"] = sum(r["clear"] and r["k"]["auto"] == true for r in chosen)
+        if "set" in chosen[0]:
+            sets = [r["set"] for r in chosen]
+            line["set has it"] = None if true is None else sum(low <= true <= high for low, high in sets)
+            line["of one number"] = sum(low == high for low, high in sets)
+            line["mean size"] = round(float(np.mean([high - low + 1 for low, high in sets])), 1)
         for name in chosen[0]["k"]:
             numbers = [r["k"][name] for r in chosen]
             line[name] = {"k": {str(k): numbers.count(k) for k in sorted(set(numbers))}}

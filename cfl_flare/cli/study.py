@@ -21,8 +21,10 @@ from cfl_flare.cli import options
 from cfl_flare.cli.options import CONFIG, SITE_DATA, Parser, add_settings, given, say
 from cfl_flare.cli.simulate import Display
 from cfl_flare.cli.specs import (
+    BY_DATA,
     build_named,
     check_out,
+    groups_of,
     is_unused,
     model_of_job,
     read_source,
@@ -31,7 +33,7 @@ from cfl_flare.cli.specs import (
     write_job,
 )
 from cfl_flare.core.config import check_run_name, require
-from cfl_flare.core.files import make_folder
+from cfl_flare.core.files import make_folder, read_json
 from cfl_flare.data import DataConfig
 from cfl_flare.data.summary import clipped_line
 from cfl_flare.engine.plan import CONCERNS, RunPlan
@@ -40,6 +42,7 @@ from cfl_flare.engine.study.candidates import StudySettings, first_candidates
 from cfl_flare.engine.study.file import as_kept, differing, finished, journal_of, save
 from cfl_flare.engine.study.halving import VALIDATION, Study
 from cfl_flare.engine.study.in_process import InProcess, described
+from cfl_flare.methods import Groups, Method
 from cfl_flare.report import write
 from cfl_flare.report.table import candidates_table, hospitals_table, print_whole
 from cfl_flare.results.metrics import RoundMetrics
@@ -61,6 +64,12 @@ def add_study_options(command: Parser) -> None:
     options.explain(command, DESCRIPTION)
     what = command.add_argument_group("what is compared")
     options.add_method(what, "another candidate, or several")
+    what.add_argument(
+        "--groups",
+        metavar="COLUMN",
+        help="also compare given groups: by a column of the table, or data for a simulation's own; with --job, a JSON "
+        "file that gives each site's group",
+    )
     options.add_data(what, None, shown="digits, or site with --job")
     without = ("seed", "indicator_samples", "unseen", "measured_on")
     add_settings(what, DataConfig, without=without, derived=options.SIMULATED, validation=0.25)
@@ -125,10 +134,26 @@ def export_study(arguments: argparse.Namespace) -> None:
         model=model_of_job(arguments.model, source, data, TrainSettings(**training)),
         data=source,
         training=training,
-        more=[build_named(text, penalties, here=here) for text, penalties in arguments.method or []],
+        more=candidates_of_user(arguments, here),
         **{**given(arguments, StudySettings, DataConfig, ServerSettings, SiteSettings), **of_job},
     )
     write_job(recipe, folder, arguments)
+
+
+def candidates_of_user(arguments: argparse.Namespace, here: bool = True) -> list[Method]:
+    """The candidates that ``--method`` and ``--groups`` name.
+
+    Raises:
+        ConfigError: there is no such file, or the data has no such column.
+    """
+    methods = [build_named(text, penalties, here=here) for text, penalties in arguments.method or []]
+    if arguments.groups is None:
+        return methods
+    if arguments.job is not None:
+        return [*methods, Groups(groups=read_json(Path(arguments.groups)), warmup=1)]
+    groups = groups_of(arguments)
+    require(bool(groups), f"--groups = {arguments.groups!r}: the data's participants have no groups; leave it out")
+    return [*methods, Groups(groups=groups, warmup=1)]
 
 
 def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dict[str, Any]:
@@ -138,7 +163,9 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
         ConfigError: a setting is wrong, or the folder holds something else.
     """
     settings = StudySettings(**given(arguments, StudySettings))
-    methods = [build_named(text, penalties) for text, penalties in arguments.method or []]
+    if arguments.groups not in (None, BY_DATA):
+        arguments.data += f"{',' if ':' in arguments.data else ':'}group={arguments.groups}"
+    methods = candidates_of_user(arguments)
     plan = RunPlan.of(method="fedavg", min_clients=1, **simulated(arguments, methods))
 
     @contextmanager

@@ -234,7 +234,7 @@ def test_a_study_prints_its_verdict_and_a_finished_one_prints_it_again(study_of,
     status, printed, error = study_of(*WORDS, "--method", "ifca:k=2", "--out", str(out))
     assert status == 0, error
     study = load_study(out)
-    names = {"local", "fedavg", "fedavg-bias", "ifca-k2", "wecfl-k2"}
+    names = {"local", "fedavg", "fedavg-bias", "finetune", "ifca-k2", "wecfl-k2", "random-k2"}
     assert names <= set(study["titles"]) and names <= set(study["rungs"][0]["means"])
     verdict = study["verdict"]
     for sentence in verdict["sentences"]:
@@ -250,6 +250,30 @@ def test_a_study_prints_its_verdict_and_a_finished_one_prints_it_again(study_of,
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     status, _, error = study_of(*WORDS, "--lr", "0.5", "--out", str(out))
     assert status == 2 and "holds a study with other settings (candidates, training); give the same options" in error
+
+
+def test_a_study_compares_given_groups_with_those_that_it_finds(study_of, tmp_path):
+    """Of ten hospitals, each country's has another half of the patients with the outcome."""
+    rng, rows = np.random.default_rng(0), ["hospital,country,a,b,died"]
+    for hospital in range(10):
+        for a, b in rng.normal(size=(30, 2)):
+            rows.append(f"h{hospital},{'nl' if hospital % 2 else 'gr'},{a},{b},{int(a + b * (-1) ** hospital > 0)}")
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    table = ["--data", f"table:path={tmp_path}/table.csv,label=died,key=hospital", "--partition", "natural"]
+    words = ["study", *table, "--task", "binary", "--model", "logistic", "--rounds", "2", "--rungs", "1"]
+    status, printed, error = study_of(*words, "--groups", "country", "--out", str(tmp_path / "out"))
+    assert status == 0, error
+    titles = load_study(tmp_path / "out")["titles"]
+    assert titles["groups-k2"] == "given groups (K=2)" and titles["finetune"] in printed
+    people = load_run(tmp_path / "out" / "groups-k2").summary["participants"]
+    assert {person["name"][1:]: person["cluster"] for person in people} == {str(i): i % 2 for i in range(10)}
+    for data, column, why in (
+        (table, "nation", "no column 'nation'; it has hospital, country"),
+        (["--participants", "6", "--partition", "iid"], "data", "the data's participants have no groups; leave it out"),
+        (["--job", str(tmp_path)], "none.json", "cannot read none.json"),
+    ):
+        status, _, error = study_of("study", *data, "--groups", column)
+        assert status == 2 and why in error
 
 
 def test_a_report_that_cannot_be_written_leaves_the_verdict(study_of, tmp_path, monkeypatch):

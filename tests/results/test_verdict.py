@@ -85,6 +85,45 @@ def test_each_hospital_alone_is_the_last_of_those_that_are_alike():
     assert preferred([ALONE, ONE, private], validated | {"local": everywhere(0.9)}) == ALONE
 
 
+def test_a_model_that_each_hospital_tunes_is_taken_if_one_model_is_clearly_worse():
+    """Tuned it is better by 0.01 on average, which differs between hospitals more than that; then everywhere."""
+    uneven = {f"h{i}": 0.81 + (0.1 if i % 2 else -0.1) for i in range(HOSPITALS)}
+    tuned = Entrant("finetune", "one model, fine-tuned at each hospital", tuned=True)
+    validated = all_over(fedavg=0.8, local=0.81) | {"finetune": everywhere(0.0, **uneven)}
+    assert preferred([ONE, tuned], validated) == ONE
+    assert preferred([ALONE, ONE, tuned], validated | {"finetune": everywhere(0.82)}) == tuned
+    assert preferred([ALONE, tuned], validated | {"finetune": everywhere(0.81)}) == tuned  # alone is never simpler
+    two = Entrant("wecfl-k2-finetune", "wecfl-finetune (K=2)", 2, tuned=True)
+    assert preferred([two, THREE], all_over(wecfl_k2_finetune=0.8, wecfl_k3=0.8)) == THREE
+
+
+RANDOM = Entrant("random-k3", "random groups (K=3)", 3, control=True)
+
+
+def test_clusters_have_to_be_clearly_better_than_random_groups():
+    values = all_over(local=0.5, fedavg=0.7, wecfl_k3=0.8, random_k3=0.6)
+    verdict = decide(values, values, [ALONE, ONE, THREE, RANDOM], 20, "auroc")
+    assert verdict.cluster and verdict.chosen == THREE
+    against = next(sentence for sentence in verdict.sentences() if "random" in sentence)
+    assert against.startswith("Against random groups of the same sizes: auroc 0.800 against 0.600 (+0.200, 95 % inter")
+    alike = values | {"random-k3": everywhere(0.8)}
+    verdict = decide(alike, alike, [ALONE, ONE, THREE, RANDOM], 20, "auroc")
+    assert not verdict.cluster and verdict.chosen == ONE
+    assert verdict.sentences()[0].startswith(
+        "Do not cluster: train one model for all. wecfl (K=3) is not clearly better than random groups: auroc 0.800 aga"
+    )
+
+
+def test_random_groups_are_never_recommended_and_need_not_come_to_the_end():
+    values = all_over(local=0.5, fedavg=0.6, wecfl_k3=0.7, random_k3=0.9)
+    verdict = decide(values, values, [ALONE, ONE, THREE, RANDOM], 20, "auroc")
+    assert verdict.chosen == ONE and verdict.best_clustered == THREE
+    verdict = decide(values, values, [ALONE, ONE, THREE], 20, "auroc")  # they were dropped
+    assert verdict.chosen == THREE and not any("random" in sentence for sentence in verdict.sentences())
+    alone = decide(values, values, [ALONE, ONE, RANDOM], 20, "auroc")
+    assert alone.best_clustered is None and not alone.cluster
+
+
 def with_events(measured: Measured, events: int) -> Measured:
     """The same, with so many samples of class 1 at each hospital."""
     return {name: replace(own, classes=(own.tested - events, events)) for name, own in measured.items()}
