@@ -349,7 +349,7 @@ def test_onboard_refuses(
 
 def test_a_simulation_s_newcomers_stand_in_the_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["run", "--loop", "--rounds", "2", "--method", "wecfl:k=3", "--method", "fedavg", "--out", str(tmp_path)]
-    assert main([*words, "--unseen", "0.25"]) == 0
+    assert main([*words, "--unseen", "0.25", "--bootstrap", "0"]) == 0
     lines = capfd.readouterr().out.splitlines()
     header = next(line for line in lines if line.startswith("method"))
     column = header.split().index("unseen")
