@@ -24,6 +24,7 @@ from cfl_flare.methods.ensemble import Ensemble
 from cfl_flare.methods.fedac import FedAC
 from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local, PerFedAvg
 from cfl_flare.methods.fedsoft import FedSoft
+from cfl_flare.methods.flux import FLUX
 from cfl_flare.methods.groups import Groups
 from cfl_flare.methods.hierarchy import FLHC, FedGroup
 from cfl_flare.methods.ifca import IFCA
@@ -110,23 +111,8 @@ METHODS: dict[str, type[Method]] = {
     cls.name: cls
     for cls in (
         *(FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, PerFedAvg),
-        *(
-            IFCA,
-            FeSEM,
-            WeCFL,
-            CGPFL,
-            FedAC,
-            FedDS,
-            FedDSMIC,
-            FedCUAU,
-            CFL,
-            FLHC,
-            FedGroup,
-            CLoVE,
-            CFLGP,
-            FedSoft,
-            Groups,
-        ),
+        *(IFCA, FeSEM, WeCFL, CGPFL, FedAC, FedDS, FedDSMIC, FedCUAU, CFL, FLHC, FedGroup),
+        *(CLoVE, CFLGP, FedSoft, FLUX, Groups),
         *(CAM, Ensemble, AutoK),
     )
 }

@@ -252,6 +252,11 @@ class Learner:
             self._losses.update({key: (model, self._beside, loss) for key, model, loss in zip(keys, models, means)})
         return np.array([self._losses[key][2] for key in keys])
 
+    def features(self, model: Params) -> np.ndarray:
+        """What the last fully connected layer of a model is given for each training sample, ``(n, d)``."""
+        with torch.no_grad():
+            return self._predict([model], self._train.x, features=True)[0].cpu().numpy()
+
     @torch.no_grad()
     def sample_losses(self, models: Sequence[Params]) -> np.ndarray:
         """The plain loss of each model on each of the participant's training samples, ``(len(models), n)`` float64."""
