@@ -270,7 +270,11 @@ def test_a_study_compares_given_groups_with_those_that_it_finds(study_of, tmp_pa
     for data, column, why in (
         (table, "nation", "no column 'nation'; it has hospital, country"),
         (["--participants", "6", "--partition", "iid"], "data", "the data's participants have no groups; leave it out"),
-        (["--job", str(tmp_path)], "none.json", "cannot read none.json"),
+        (
+            ["--job", str(tmp_path), "--model", "mlp:input_shape=[4],num_classes=2"],
+            "none.json",
+            "cannot read none.json",
+        ),
     ):
         status, _, error = study_of("study", *data, "--groups", column)
         assert status == 2 and why in error
