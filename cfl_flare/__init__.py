@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from cfl_flare.methods import (
         CAM,
         CFL,
+        CFLGP,
         CGPFL,
         FLHC,
+        FLUX,
         IFCA,
+        CLoVE,
         Contrastive,
         Ditto,
         Ensemble,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
         FedGroup,
         FedPer,
         FedProx,
+        FedSoft,
         FeSEM,
         Finetune,
         Groups,
@@ -70,8 +74,9 @@ _NAMES = {
     "engine.plan": "RunPlan",
     "engine.settings": "ServerSettings",
     "flare": "ClusteredRecipe StudyRecipe simulator",
-    "methods": "CAM CFL CGPFL FLHC IFCA Contrastive Ditto Ensemble FedAC FedAvg FedBABU FedCUAU FedDS FedDSMIC "
-    "FedGroup FedPer FedProx FeSEM Finetune Groups KnowledgeSharing Local Method PerFedAvg Proximal WeCFL",
+    "methods": "CAM CFL CFLGP CGPFL CLoVE FLHC FLUX IFCA Contrastive Ditto Ensemble FedAC FedAvg FedBABU FedCUAU FedDS "
+    "FedDSMIC FedGroup FedPer FedProx FedSoft FeSEM Finetune Groups KnowledgeSharing "
+    "Local Method PerFedAvg Proximal WeCFL",
     "models": "MLP CifarCNN FashionCNN LeafCNN Logistic MobileNetV2 ResNet18 UNet",
     "report.table": "results_table",
     "results": "Difference Run find_runs load_arrays load_model paired_difference",
