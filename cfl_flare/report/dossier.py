@@ -8,11 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cfl_flare.report.dossier_classes import FEW, by_class
-from cfl_flare.report.dossier_compared import clusters, not_chosen
-from cfl_flare.report.dossier_later import other_formats, withdrawn
-from cfl_flare.report.dossier_texts import ALWAYS, ANNEX_IV, CHANGES, LEAVES, NOWHERE
-from cfl_flare.report.dossier_view import Dossier
+from cfl_flare.report.dossier_sections import FEW, by_class, clusters, not_chosen, other_formats, withdrawn
+from cfl_flare.report.dossier_view import ALWAYS, ANNEX_IV, CHANGES, LEAVES, NOWHERE, Dossier
 from cfl_flare.report.facts import participants, settings_table
 from cfl_flare.report.measures import cross_site, discrimination
 from cfl_flare.report.page import Section, Table, View, page, sections

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from cfl_flare.cli import main
 from cfl_flare.methods import METHODS
-from cfl_flare.report.dossier_texts import ANNEX_IV, LEAVES, NOWHERE
+from cfl_flare.report.dossier_view import ANNEX_IV, LEAVES, NOWHERE
 from cfl_flare.results.bootstrap import read_draws
 from cfl_flare.results.pseudonyms import hidden, pseudonyms, rounded
 from cfl_flare.results.run_dir import load_run

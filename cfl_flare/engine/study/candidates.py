@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -20,6 +20,8 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.private import Division
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.settings import check_settings, setting
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.site import check_private
 from cfl_flare.methods import FedAvg, Finetune, Groups, Local, Method, WeCFL, describe_method
 from cfl_flare.methods.auto_k import AutoK
@@ -217,3 +219,40 @@ def every_candidate(module: nn.Module, rounds: int, methods: Sequence[Method] = 
     for candidate in candidates:
         check_run_name(candidate.name, "the name of a candidate")
     return {candidate.name: candidate for candidate in candidates}
+
+
+def study_plan(plan: RunPlan) -> RunPlan:
+    """What all candidates of a study share: they train on, and are measured on, validation samples.
+
+    Raises:
+        ConfigError: a setting of the plan's makes no study.
+    """
+    require(
+        plan.data.validation > 0,
+        f"study: validation = {plan.data.validation} sets no samples aside to choose by; give a share, as 0.25",
+    )
+    require(
+        plan.server.num_rounds > 1,
+        "study: rounds = 1 is spent on looking for the number of clusters; give 2 or more",
+    )
+    require(
+        plan.training is not None and plan.training.bootstrap > 0,
+        "study: bootstrap = 0 leaves differences without intervals; give a number of draws, such as 200",
+    )
+    early = plan.server.stop_cond is not None or plan.server.patience is not None
+    require(not early, "study: stop_cond and patience end candidates at different rounds; leave them out")
+    return replace(plan, data=replace(plan.data, measured_on="validation"))
+
+
+def of_candidate(plan: RunPlan, candidate: Candidate) -> RunPlan:
+    """A candidate's run."""
+    return replace(plan, method=candidate.method, job=replace(plan.job, private=candidate.private))
+
+
+def check_candidates(plan: RunPlan, candidates: Sequence[Candidate]) -> None:
+    """Checks candidates, and what looks for the number of clusters, against the model and the settings.
+
+    Raises:
+        ConfigError: one does not fit.
+    """
+    check_plans([of_candidate(plan, one) for one in (*candidates, search_candidate(plan.server.num_rounds))])

@@ -21,9 +21,16 @@ from cfl_flare.engine.loop import class_counts, class_facts, model_factory, run_
 from cfl_flare.engine.observers.bootstrap import Bootstrap
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.site import Site
-from cfl_flare.engine.study.candidates import Candidate, private_layers, search_candidate, search_rounds
+from cfl_flare.engine.study.candidates import (
+    Candidate,
+    check_candidates,
+    of_candidate,
+    private_layers,
+    search_candidate,
+    search_rounds,
+    study_plan,
+)
 from cfl_flare.engine.study.halving import TEST, VALIDATION, Search
-from cfl_flare.engine.study.plans import check_candidates, of_candidate, study_plan
 from cfl_flare.engine.task import Task
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results.comparison import AtHospital, Measured

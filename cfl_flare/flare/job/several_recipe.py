@@ -17,8 +17,13 @@ from cfl_flare.core.settings import pick, settings_of, shows
 from cfl_flare.data import DataSource
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS, RunPlan
-from cfl_flare.engine.study.candidates import StudySettings, every_candidate, first_candidates
-from cfl_flare.engine.study.plans import check_candidates, study_plan
+from cfl_flare.engine.study.candidates import (
+    StudySettings,
+    check_candidates,
+    every_candidate,
+    first_candidates,
+    study_plan,
+)
 from cfl_flare.flare.job.environment import place_model
 from cfl_flare.flare.job.recipe import ClusteredRecipe
 from cfl_flare.flare.several import SeveralController, SeveralExecutor
