@@ -270,9 +270,9 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             line["clear and right"] = sum(r["clear"] and r["k"]["auto"] == true for r in chosen)
         if "set" in chosen[0]:
             sets = [r["set"] for r in chosen]
-            line["set has it"] = None if true is None else sum(low <= true <= high for low, high in sets)
-            line["of one number"] = sum(low == high for low, high in sets)
-            line["mean size"] = round(float(np.mean([high - low + 1 for low, high in sets])), 1)
+            line["set_has_it"] = None if true is None else sum(low <= true <= high for low, high in sets)
+            line["single"] = sum(low == high for low, high in sets)
+            line["mean_size"] = round(float(np.mean([high - low + 1 for low, high in sets])), 1)
         for name in chosen[0]["k"]:
             numbers = [r["k"][name] for r in chosen]
             line[name] = {"k": {str(k): numbers.count(k) for k in sorted(set(numbers))}}

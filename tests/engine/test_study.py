@@ -212,15 +212,24 @@ def test_hospitals_keep_normalisation_or_else_biases_if_the_method_lets_them():
 
 def test_random_groups_have_the_sizes_of_the_clusters_and_are_drawn_once():
     names = [f"h{i}" for i in range(10)]
-    drawn = random_groups([0, 0, 0, 0, 0, 1, 1, 2], names, 0)  # two hospitals did not answer
+    clusters = dict(zip(names, [0, 0, 0, 0, 0, 1, 1, 2]))  # two hospitals did not answer
+    drawn = random_groups(clusters, names, 0)
     groups = Counter(drawn.method.groups.values())
     assert drawn.name == "random-k3" and drawn.control and not drawn.baseline and drawn.method.warmup == 1
     assert groups == {"0": 7, "1": 2, "2": 1}  # whoever did not answer is dealt as those that come first
-    assert random_groups([0, 0, 0, 0, 0, 1, 1, 2], names[::-1], 0) == drawn
-    assert random_groups([0, 0, 0, 0, 0, 1, 1, 2], names, 1) != drawn
-    halves = Counter(random_groups([0] * 8, names, 0).method.groups.values())
+    assert random_groups(clusters, names[::-1], 0) == drawn != random_groups(clusters, names, 1)
+    halves = Counter(random_groups(dict.fromkeys(names[:8], 0), names, 0).method.groups.values())
     assert halves == {"0": 5, "1": 5}  # no clusters were found, and two are tried in any case
     assert drawn.entrant.title == "random groups (K=3)" and drawn.entrant.control
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_groups_are_not_the_clusters(seed):
+    """Of four hospitals in pairs, every third draw would be the same pairs."""
+    groups = random_groups({"a": 0, "b": 0, "c": 1, "d": 1}, "abcd", seed).method.groups
+    assert groups["a"] != groups["b"] and groups["c"] != groups["d"]
+    three = random_groups({"a": 0, "b": 1, "c": 2}, "abc", seed).method.groups  # clusters of one cannot differ
+    assert sorted(three.values()) == ["0", "1", "2"]
 
 
 def test_the_search_is_read_from_its_records(tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from cfl_flare.clustering.measures import agreement
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.private import Division
@@ -31,6 +32,8 @@ from cfl_flare.training.tasks import LearningTask
 ALONE, ONE_MODEL = "local", "fedavg"
 # Groups that are drawn, as the name of a candidate begins.
 RANDOM = "random"
+# Random groups are drawn so often at most.
+DRAWS = 100
 # The most clusters that are looked for.
 MOST = 10
 # Rounds of FedAvg in which the number of clusters is looked for.
@@ -172,19 +175,23 @@ def clustered_candidates(number: int, participants: int, taken: Sequence[Candida
     return [candidate for k in numbers if (candidate := named(WeCFL(k=k))).name not in names]
 
 
-def random_groups(clusters: Sequence[int], names: Collection[str], seed: int) -> Candidate:
+def random_groups(clusters: Mapping[str, int], names: Collection[str], seed: int) -> Candidate:
     """Groups of the sizes of some clusters, drawn at random; two halves, if there is one cluster.
+
+    They are no more alike to the clusters than by chance: of four hospitals, every third draw would be the same pairs.
 
     Args:
         clusters: of each participant that has one.
         names: of all participants.
-
-    >>> random_groups([0, 0, 1], ["a", "b", "c", "d"], 0).method.groups
-    {'c': '0', 'd': '0', 'b': '1', 'a': '0'}
     """
-    labels = [*clusters] if len({*clusters}) > 1 else [i % 2 for i in range(len(names))]
-    order = stream(seed, "random groups").permutation(sorted(names)).tolist()
-    return control({name: str(labels[i % len(labels)]) for i, name in enumerate(order)})
+    labels = [*clusters.values()] if len({*clusters.values()}) > 1 else [i % 2 for i in range(len(names))]
+    for i in range(DRAWS):
+        order = stream(seed, "random groups", i).permutation(sorted(names)).tolist()
+        groups = {name: str(labels[i % len(labels)]) for i, name in enumerate(order)}
+        drawn = [int(groups[name]) for name in clusters]
+        if len({*clusters.values()}) < 2 or agreement([*clusters.values()], drawn)["ari"] <= 0:
+            break
+    return control(groups)
 
 
 def control(groups: Mapping[str, str]) -> Candidate:

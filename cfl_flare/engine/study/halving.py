@@ -214,7 +214,7 @@ class Study:
         self._say(f"after {journal.searched} rounds: {journal.words}")
         names = self.trainer.names
         self.candidates += clustered_candidates(journal.clusters, len(names), self.candidates)
-        self.candidates.append(random_groups([*journal.assignment.values()], names, self._seed))
+        self.candidates.append(random_groups(journal.assignment, names, self._seed))
         left = list(self.candidates)
         ladder = self.settings.ladder(self.trainer.rounds)
         for i, rounds in enumerate(ladder):
