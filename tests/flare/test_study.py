@@ -299,7 +299,11 @@ def test_each_candidate_has_the_floors_of_real_sites(tmp_path):
         clusters: dict[int, set[str]] = {}
         for person in run.summary["participants"]:
             clusters.setdefault(person["cluster"], set()).add(person["site"])
-        assert all(len(sites) == 3 for sites in clusters.values())
+        held = {person for line in run.rounds for person in line.get("held_back", ())}
+        small = {k for k, sites in clusters.items() if len(sites) < 3}
+        given = name.startswith("random")  # groups that are given are not filled up, but held back
+        assert not small or given
+        assert all(p["name"] in held for p in run.summary["participants"] if p["cluster"] in small)
     assert set(map(tuple, asked.values())) == {(3, True)}
 
 
