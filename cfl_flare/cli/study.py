@@ -165,6 +165,7 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
     settings = StudySettings(**given(arguments, StudySettings))
     if arguments.groups not in (None, BY_DATA):
         arguments.data += f"{',' if ':' in arguments.data else ':'}group={arguments.groups}"
+        arguments.groups = BY_DATA  # so that the options that are kept for --config name the column once
     methods = candidates_of_user(arguments)
     plan = RunPlan.of(method="fedavg", min_clients=1, **simulated(arguments, methods))
 

@@ -299,12 +299,8 @@ def load_study(folder: str | Path) -> dict[str, Any]:
         content = schema.checked(read_json(path), str(path), FIELDS, optional)
     except FileError as error:
         raise ConfigError(f"{error}; start the study again in a new folder") from error
-    return {
-        "words": f"{content['found']} clusters found",
-        "set": [],
-        "assignment": {},
-        **content,
-    }  # version 0.2 has none
+    lacking = {"words": f"{content['found']} clusters found", "set": [], "assignment": {}}  # in version 0.2
+    return {**lacking, **content}
 
 
 def find_study(folder: str | Path) -> Path | None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from cfl_flare.cli import main
+from cfl_flare.cli.options import CONFIG
 from cfl_flare.cli.show import Screen
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.config import unmarked
@@ -265,6 +266,9 @@ def test_a_study_compares_given_groups_with_those_that_it_finds(study_of, tmp_pa
     assert status == 0, error
     titles = load_study(tmp_path / "out")["titles"]
     assert titles["groups-k2"] == "given groups (K=2)" and titles["finetune"] in printed
+    config = ["--config", str(tmp_path / "out" / CONFIG), "--out", str(tmp_path / "again")]
+    status, _, error = study_of("study", *config)
+    assert status == 0 and load_study(tmp_path / "again")["titles"] == titles, error
     people = load_run(tmp_path / "out" / "groups-k2").summary["participants"]
     assert {person["name"][1:]: person["cluster"] for person in people} == {str(i): i % 2 for i in range(10)}
     for data, column, why in (
