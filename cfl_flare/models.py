@@ -96,18 +96,34 @@ def _convolution(channels: int, width: int, padding: int = 0, norm: bool = False
     return [*layers, nn.MaxPool2d(2), nn.ReLU()]
 
 
+def _group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(math.gcd(8, channels), channels)
+
+
 class ImageNetwork(Network):
-    """A network for images ``(channels, height, width)`` that are at least `smallest` high and wide."""
+    """A network for images ``(channels, height, width)`` that are at least `smallest` high and wide.
+
+    Args:
+        input_shape: of one image.
+        num_classes: number of outputs.
+        norm: ``group`` puts a GroupNorm in the place of each BatchNorm, as differential privacy needs: its statistics
+            are those of one image.
+    """
 
     name: ClassVar[str]
     smallest: ClassVar[int]
 
-    def __init__(self, input_shape: Sequence[int], num_classes: int):
+    def __init__(self, input_shape: Sequence[int], num_classes: int, norm: str = "batch"):
         super().__init__()
         require_whole(f"model {self.name}", num_classes=num_classes)
         self.input_shape = _image_shape(input_shape, self.smallest, self.name)
-        self.num_classes = num_classes
+        self.num_classes, self.norm = num_classes, norm
+        require(norm in ("batch", "group"), f"model {self.name}: norm = {norm!r} should be batch or group")
         self.body, self.head = self._layers(*self.input_shape)
+        for module in list(self.body.modules()) if norm == "group" else ():
+            for name, layer in module.named_children():
+                if isinstance(layer, nn.BatchNorm2d):
+                    setattr(module, name, _group_norm(layer.num_features))
 
     def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
         raise NotImplementedError
@@ -255,8 +271,7 @@ class UNet(nn.Module):
     def _convolutions(channels: int, width: int) -> nn.Sequential:
         layers: list[nn.Module] = []
         for before in (channels, width):
-            norm = nn.GroupNorm(math.gcd(8, width), width)
-            layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), norm, nn.ReLU()]
+            layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), _group_norm(width), nn.ReLU()]
         return nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def simulated(arguments: argparse.Namespace, methods: Sequence[Method]) -> dict[
         **dealt_out(source, given(arguments, *CONCERNS.values())),
         "model": model,
         "data": source,
-        "training": replace(training, **{name: usual[name] for name in usual if name not in settings}),
+        "training": replace(training, **{n: usual[n] for n in usual if n not in settings and training.dp is None}),
         "indicator_samples": samples_to_set_aside(methods),
     }
 

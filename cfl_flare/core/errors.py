@@ -18,6 +18,8 @@ FAILURES = {
     "path": "its policy does not allow the path that the job names",
     "floor": "its policy asks for tighter bounds of a mean than the job's: min_sites_per_cluster and the like",
     "difference": "its earlier jobs had almost the same sites, so that models of few follow; its operator can allow it",
+    "budget": "its privacy budget, or the job's, does not pay for that",
+    "ledger": "its ledger of privacy cannot be trusted until its operator has looked",
     "encrypts": "a filter there encrypts models, which the server has to compare",
     "missing": "the data that it should read is not there",
     "columns": "its table's columns are not those that the job names or the sites agreed on",
@@ -67,6 +69,14 @@ class FloorError(ConfigError, failure="floor"):
 
 class DifferenceError(ConfigError, failure="difference"):
     """With earlier jobs of other sites, a job's models would give those of too few sites by subtraction."""
+
+
+class BudgetError(ConfigError, failure="budget"):
+    """Differential privacy: what is asked for would spend more than may be spent."""
+
+
+class LedgerError(ConfigError, failure="ledger"):
+    """A site's ledger of privacy is damaged, locked, older than its data, or older than it was."""
 
 
 class EncryptionError(ConfigError, failure="encrypts"):

@@ -79,7 +79,7 @@ def run_loop(
     settings = plan.server.judged(site.runtime.task, site.runtime.division.layout)
     facts = describe_run(plan.data, settings, site.runtime.settings, plan.job.private)
     participants = [
-        Participant(n, places[n], len(d.train), d.group, len(d.test) > 0, clipped=d.clipped)
+        Participant(n, places[n], site.samples(n), d.group, len(d.test) > 0, clipped=d.clipped)
         for n, d in site.hosted.items()
     ]
     start = _start(plan, site, participants, checkpoints, facts)
@@ -116,7 +116,7 @@ class Watcher(Observer):
 def _host(plan: RunPlan) -> tuple[Site, dict[str, str]]:
     """The site with all participants, and the site at which the server believes each of them to be."""
     assert plan.reader is not None
-    training = (plan.training or TrainSettings()).over(plan.server.num_rounds)
+    training = (plan.training or TrainSettings()).over(plan.server.num_rounds, plan.server.evaluate_every)
     place = Place.of(plan.site.device, plan.site.gpu_memory)
     of_run = (plan.method, plan.make_model, training, plan.server.seed, plan.site.evaluate_trained)
     site = Site(*of_run, place.device, private=plan.job.private)

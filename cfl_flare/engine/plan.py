@@ -262,7 +262,7 @@ class RunPlan:
             parts["data"] = parts["data"].resolved(data if isinstance(data, DataSource) else reader)
         if not isinstance(training, TrainSettings) and (data is not None or training is not None):
             training = from_dict(TrainSettings, training or {}, "training")
-        training = training and training.over(parts["server"].num_rounds)
+        training = training and training.over(parts["server"].num_rounds, parts["server"].evaluate_every)
         return cls(
             method=method,
             model=describe_network(model),

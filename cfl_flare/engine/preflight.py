@@ -24,7 +24,7 @@ from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.server_optimizer import check_server_optimizer
 from cfl_flare.engine.settings import count_of
-from cfl_flare.engine.site import check_private
+from cfl_flare.engine.site import check_dp, check_private
 from cfl_flare.methods import Participant
 from cfl_flare.results.metrics import POOLED, POOLED_F1
 from cfl_flare.training.histograms import score_shape
@@ -73,6 +73,10 @@ def _check_fit(plan: RunPlan) -> Division:
         )
         assert task is not None
         check_task(method, task)
+        if training.dp is not None:
+            check_dp(method, training, task, module, plan.site.evaluate_trained)
+            unpaid = "run: cross_site_evaluation measures more models than dp has a budget for; leave it out"
+            require(not plan.server.cross_site_evaluation, unpaid)
         if plan.reader is not None and plan.reader.agreed_columns is not None:
             _check_columns(plan.reader.agreed_columns, module, task)
         training.built_augment(task)

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,28 @@ from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import AbortedError, ConfigError, DataError, FitError, failure_of
 from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
+from cfl_flare.core.seeds import stream
 from cfl_flare.data import ParticipantData
 from cfl_flare.engine.indicator import check_task
 from cfl_flare.engine.observers import ANSWERING, Probe
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Method, Update
 from cfl_flare.methods.slots import joined, split
+from cfl_flare.training.dp_learner import DPLearner, check_network, check_training, seeded
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.learner import Learner
+from cfl_flare.training.privacy import (
+    TEST,
+    TRAIN,
+    Account,
+    Books,
+    DPSettings,
+    NoBooks,
+    Randomness,
+    RoundAccount,
+    SystemRandomness,
+)
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings, batch_bounds
 from cfl_flare.training.tasks import LearningTask
@@ -43,6 +57,8 @@ class Site:
         should_stop: asked before each step whether the job was aborted.
         private: the layers that each participant has for itself; None for none.
         authorize: the site's component policy, which is asked about a task of the user's.
+        books: where participants write what they spend of their privacy.
+        secret: noise comes from the operating system, as nobody may draw it again; else from the run's seed.
         fewest_scored: a participant with fewer test samples keeps the histograms of their scores, which nearly are
             the scores themselves.
 
@@ -67,11 +83,17 @@ class Site:
         private: str | None = None,
         authorize: Callable[[str], None] | None = None,
         fewest_scored: int = 1,
+        books: Books | None = None,
+        secret: bool = False,
     ):
         self.method = method
         self.runtime = Runtime(make_model, settings, seed, device, should_stop, private, authorize)
         check_task(method, self.runtime.task)
         check_private(method, self.runtime.division, private, task=self.runtime.task)
+        self._privacy, self._books, self._secret = settings.privacy, books or NoBooks(), secret
+        if self._privacy is not None:
+            check_dp(method, settings, self.runtime.task, self.runtime.resident.module, evaluate_trained)
+        self._accounts: dict[str, Account] = {}
         self.hosted: dict[str, ParticipantData] = {}
         self.memory: dict[str, dict[str, Params]] = {}
         self._splits: dict[str, tuple[Split, Split]] = {}
@@ -92,6 +114,27 @@ class Site:
             )
             self.hosted[data.name] = data
             self.memory.setdefault(data.name, {})
+            if self._privacy is not None:
+                self._accounts[data.name] = self._account(data, self._privacy)
+
+    def _account(self, data: ParticipantData, privacy: DPSettings) -> Account:
+        settings, queries = self.runtime.settings, self.method.traits.queries
+        assert queries is not None
+        sizes = {split: len(part) for split, part in ((TRAIN, data.train), (TEST, data.test)) if len(part)}
+        randomness = self._randomness(data.name, 0)("noise of counts")
+        plan = (settings.steps, settings.batch_size)
+        return Account.open(data.name, privacy, queries, sizes, *plan, self._books, randomness)
+
+    def _randomness(self, participant: str, round_number: int) -> Callable[[str], Randomness]:
+        if self._secret:
+            return lambda purpose: SystemRandomness()
+        drawer = self.hosted[participant].stream or participant
+        return seeded(partial(stream, self.runtime.seed, drawer, round_number))
+
+    def samples(self, participant: str) -> int:
+        """The number of training samples that a participant says it has: with differential privacy, a noisy one."""
+        account = self._accounts.get(participant)
+        return len(self.hosted[participant].train) if account is None else account.samples[TRAIN]
 
     def tested_on(self, participants: Iterable[ParticipantData]) -> Site:
         """The same participants with other test samples; their training samples and their models are held once."""
@@ -171,8 +214,12 @@ class Site:
         return len(self._splits[participant][1]) >= self._fewest_scored
 
     def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
-        stream = self.hosted[participant].stream if participant in self.hosted else ""
-        return Learner(self.runtime, participant, *self._splits[participant], memory, round_number, stream)
+        drawer = self.hosted[participant].stream if participant in self.hosted else ""
+        view = (self.runtime, participant, *self._splits[participant], memory, round_number, drawer)
+        if participant not in self._accounts:
+            return Learner(*view)
+        account = RoundAccount(self._accounts[participant], round_number)
+        return DPLearner(*view, account=account, randomness=self._randomness(participant, round_number))
 
     def carry_out(
         self,
@@ -226,6 +273,24 @@ class Site:
             key: ANSWERING[key].answer(question, probe) for key, question in questions.items() if key in ANSWERING
         }
         return {key: answer for key, answer in answers.items() if answer is not None}
+
+
+def check_dp(
+    method: Method, settings: TrainSettings, task: LearningTask, module: torch.nn.Module, evaluate_trained: bool = False
+) -> None:
+    """Raises a ConfigError for what would tell of single samples in spite of differential privacy."""
+    check_training(settings, task)
+    reason, leave = "has no mechanism that protects single samples", "take fedavg, wecfl, ifca, ditto or the like"
+    traits, penalties = method.traits, [p.name for p in method.penalties if getattr(p, "on", "") == "representations"]
+    require(traits.queries is not None, f"training: dp does not go with method {method.label}, which {reason}; {leave}")
+    for what, there in (
+        ("fine-tuning", method.finetune),
+        ("indicator samples", traits.indicator is not None),
+        (f"penalties = {penalties} on representations", bool(penalties)),
+        ("evaluate_trained", evaluate_trained),
+    ):
+        require(not there, f"training: dp does not go with {what}, which {reason}; leave that out")
+    check_network(module)
 
 
 def check_private(

@@ -152,7 +152,7 @@ class ClusteredExecutor(Executor):
         """Whom this site hosts, for the server."""
         hosted: list[dict[str, Any]] = []
         for data in site.hosted.values():
-            counts = {"samples": len(data.train), "tested": len(data.test) > 0}
+            counts = {"samples": site.samples(data.name), "tested": len(data.test) > 0}
             hosted.append({"name": data.name, "group": data.group, **counts})
             if self.data.get("partition") is not None:  # real patients' numbers are counted in the site's own log
                 hosted[-1][CLIPPED] = data.clipped

@@ -16,7 +16,7 @@ from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Counts, Download, Mapped, Plan, ServerState, Update
+from cfl_flare.methods.state import Assignment, Counts, Download, Mapped, Plan, ServerState, Traits, Update
 from cfl_flare.methods.wrapper import Wrapper
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
@@ -75,6 +75,13 @@ class CAM(Wrapper):
             raise ConfigError(f"method cam: {lacks}; leave that out, or take ifca, fesem or wecfl")
         sums = traits.indicator is None
         require(sums, f"method cam: base = {self.base.label!r} compares whole models, not sums; take another")
+
+    @property
+    def traits(self) -> Traits:
+        """A participant trains the common model as well; what it would choose by twice has one account."""
+        base = self.base.traits.queries
+        twice = None if base is None or base.choices else replace(base, trainings=base.trainings + 1)
+        return replace(super().traits, queries=twice)
 
     @property
     def inner(self) -> tuple[Method, ...]:

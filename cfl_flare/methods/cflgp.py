@@ -35,7 +35,9 @@ class CFLGP(Method):
 
     @property
     def traits(self) -> Traits:
-        return replace(PLAIN, clusters=self.k, joins_by="smallest training loss", mergeable=True, archives=True)
+        return replace(
+            PLAIN, clusters=self.k, joins_by="smallest training loss", mergeable=True, archives=True, queries=None
+        )
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """K models from K seeds; the first is the first criterion."""

@@ -19,6 +19,7 @@ from cfl_flare.methods.slots import is_cluster
 from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
+from cfl_flare.training.privacy import Queries
 
 # The array's name is that of the metric, so that a site's EgressFilter treats it so.
 LOSSES = "loss"
@@ -42,7 +43,13 @@ class CLoVE(Method):
 
     @property
     def traits(self) -> Traits:
-        return replace(PLAIN, clusters=self.k, joins_by="nearest mean of the clusters' losses", averages_only=True)
+        return replace(
+            PLAIN,
+            clusters=self.k,
+            joins_by="nearest mean of the clusters' losses",
+            averages_only=True,
+            queries=Queries(losses=1),
+        )
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         return ServerState({slot: initial(k) for k, slot in enumerate(self.slots)}, extras={"same": {}})

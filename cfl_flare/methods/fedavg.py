@@ -16,6 +16,7 @@ from cfl_flare.methods.state import PLAIN, Assignment, Download, ServerState, Tr
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.losses import Term
+from cfl_flare.training.privacy import Queries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ class Local(Method):
     @property
     def traits(self) -> Traits:
         refusal = "need a common model, and there is none; leave them out"
-        return Traits(given_groups=True, starts_on_site=True, serves_one=True, no_penalties=refusal)
+        return Traits(given_groups=True, starts_on_site=True, serves_one=True, no_penalties=refusal, queries=Queries())
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         return ServerState(bank={})
@@ -110,6 +111,10 @@ class Adapting(Method):
     personal_steps: int = setting(
         1, help="gradient steps from the served model to a participant's own; 0 serves it unchanged", ge=0
     )
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, queries=None)
 
     def eta(self, learner: Learner) -> float:
         return learner.lr if self.inner_lr is None else self.inner_lr

@@ -41,7 +41,7 @@ class FedSoft(Method):
     @property
     def traits(self) -> Traits:
         shared = replace(PLAIN, clusters=self.k, joins_by="shares of its samples that each model fits best", mixes=True)
-        return replace(shared, assigns_on_site=True, mergeable=True, compares_samples=True)
+        return replace(shared, assigns_on_site=True, mergeable=True, compares_samples=True, queries=None)
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         return ServerState({slot: initial(k) for k, slot in enumerate(self.slots)})

@@ -42,7 +42,9 @@ class FLUX(Method):
 
     @property
     def traits(self) -> Traits:
-        return replace(PLAIN, clusters=1, joins_by="nearest mean of the clusters' descriptors", mergeable=True)
+        return replace(
+            PLAIN, clusters=1, joins_by="nearest mean of the clusters' descriptors", mergeable=True, queries=None
+        )
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
         super().check(layout, rounds)

@@ -19,6 +19,7 @@ from cfl_flare.methods.slots import on_backbone, shared_backbone, whole_models
 from cfl_flare.methods.state import CLUSTERED, Assignment, Counts, Download, Plan, ServerState, Traits, Update
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
+from cfl_flare.training.privacy import Queries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,7 @@ class IFCA(Method):
             mergeable=True,
             whole_models=not self.shared_backbone,
             chooses_by_metric=not self.shared_backbone,
+            queries=Queries(choices=1),
         )
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
@@ -138,8 +140,8 @@ class IFCA(Method):
 
 def of_least_loss(learner: Learner, download: Download, samples: int | None = None) -> int:
     """The cluster whose model has the smallest loss on the training data, or on some samples of it."""
-    losses = learner.losses([download.model(slot) for slot in download.choices.values()], samples)
-    return list(download.choices)[int(losses.argmin())]
+    models = [download.model(slot) for slot in download.choices.values()]
+    return list(download.choices)[learner.choice(models, samples)]
 
 
 def direction(difference: Params) -> np.ndarray:

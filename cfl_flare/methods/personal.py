@@ -20,6 +20,7 @@ from cfl_flare.methods.wecfl import FeSEM
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.losses import Pull, Term
+from cfl_flare.training.privacy import Queries
 
 HEAD = "head"
 PERSONAL = "personal"
@@ -156,7 +157,7 @@ class Ditto(FedAvg):
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, starts_on_site=True)
+        return replace(super().traits, starts_on_site=True, queries=Queries(trainings=2))
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """FedAvg's step, with any penalty; then a step of v_i, pulled towards the w that was sent (Alg. 1).

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from cfl_flare.clustering.floor import Census, Sizes
 from cfl_flare.core.arrays import Archive
 from cfl_flare.core.params import Params
+from cfl_flare.training.privacy import Queries
 
 # The cluster of each participant; a `Mixture` where it is in several, each with a share.
 Assignment = Mapping[str, int]
@@ -314,6 +315,8 @@ class Traits:
         indicator: the samples on which the server compares what models predict; None where it needs none.
         chooses_by_metric: of several models a participant trains and predicts with the one that measures best, and its
             steps on the site do nothing else, so that a training script's metric can choose.
+        queries: what its step on the site asks of the training samples in a round; None where differential privacy has
+            no mechanism for that, or nobody has said.
         proximal: the coefficient of the proximal term that it adds to the loss by itself, besides its penalties.
     """
 
@@ -339,13 +342,22 @@ class Traits:
     indicator: Indicator | None = None
     chooses_by_metric: bool = False
     proximal: float | None = None
+    queries: Queries | None = None
 
     def lacking(self, *names: str) -> list[str]:
         """Those of these traits that are not declared."""
         return [name for name in names if not getattr(self, name)]
 
 
+def sum_of(queries: Sequence[Queries | None]) -> Queries | None:
+    """What several parts ask for together; None if one does not say it."""
+    known = [query for query in queries if query is not None]
+    if len(known) < len(queries):
+        return None
+    return Queries(*(sum(getattr(q, f.name) for q in known) for f in fields(Queries)))
+
+
 # What most methods are: a participant trains one whole model, with penalties, and predicts with it.
-PLAIN = Traits(whole_models=True, serves_one=True, takes_penalties=True)
+PLAIN = Traits(whole_models=True, serves_one=True, takes_penalties=True, queries=Queries())
 # A fixed number of clusters, whose models the server compares.
 CLUSTERED = replace(PLAIN, compares_models=True, shares_centres=True)

@@ -16,7 +16,7 @@ from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Download, Mapped, Plan, ServerState, Traits, Update, heads
+from cfl_flare.methods.state import Download, Mapped, Plan, ServerState, Traits, Update, heads, sum_of
 from cfl_flare.training.losses import Term
 
 
@@ -105,6 +105,7 @@ class Wrapper(Method):
             serves_one=False,
             chooses_by_metric=False,
             proximal=None,
+            queries=sum_of([traits.queries for traits in parts]),
         )
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:

@@ -252,6 +252,10 @@ class Learner:
             self._losses.update({key: (model, self._beside, loss) for key, model, loss in zip(keys, models, means)})
         return np.array([self._losses[key][2] for key in keys])
 
+    def choice(self, models: Sequence[Params], samples: int | None = None) -> int:
+        """The index of the model with the smallest loss, the first of equal ones; ``samples`` as in `losses`."""
+        return int(self.losses(models, samples).argmin())
+
     def features(self, model: Params) -> np.ndarray:
         """What the last fully connected layer of a model is given for each training sample, ``(n, d)``."""
         with torch.no_grad():

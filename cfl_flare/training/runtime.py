@@ -25,6 +25,7 @@ from cfl_flare.training.tasks import Classification, LearningTask
 
 if TYPE_CHECKING:
     from cfl_flare.training.augment import Augment
+    from cfl_flare.training.dp_learner import SampleGradients
 
 # Stacked models kept for the next participant: the candidates, the frozen part of a sum, and what is being measured.
 PREDICTORS = 3
@@ -194,6 +195,13 @@ class Runtime:
         self.optimizer = optimizer_of(settings, self.resident)
         self.ignores_mode = ignores_mode(self.resident.module)
         self._predictors: OrderedDict[tuple[int | bool, ...], tuple[list[Params], Predictor]] = OrderedDict()
+
+    @cached_property
+    def sample_gradients(self) -> SampleGradients:
+        """The gradients of single samples, for differential privacy."""
+        from cfl_flare.training.dp_learner import SampleGradients
+
+        return SampleGradients(self.resident)
 
     @cached_property
     def first_private(self) -> Params:

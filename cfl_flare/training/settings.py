@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cfl_flare.core.config import as_spec, require
+from cfl_flare.core.config import as_spec, from_dict, parse_spec, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import Bounds, check_settings, setting, settings_of
+from cfl_flare.training.privacy import DPSettings
 from cfl_flare.training.transforms import check_augment
 
 if TYPE_CHECKING:
@@ -98,7 +99,15 @@ class TrainSettings:
         (), help="transforms of training images, torchvision.transforms.v2's: RandomCrop:size=28,padding=2, ..."
     )
 
+    dp: str | Mapping[str, Any] | None = setting(
+        None,
+        help="differential privacy of each sample: epsilon=3,delta=1e-5, and on request max_grad_norm, "
+        "noise_multiplier, max_loss",
+    )
+
     def __post_init__(self) -> None:
+        if self.dp is not None:
+            object.__setattr__(self, "dp", asdict(_dp_of(self.dp)))
         object.__setattr__(self, "lr_milestones", tuple(self.lr_milestones))
         if self.optimizer == "sgd" and self.momentum is None:
             object.__setattr__(self, "momentum", MOMENTUM)
@@ -167,9 +176,17 @@ class TrainSettings:
             value = getattr(self, name)
             require(value == default, f"training: {name} = {value!r} belongs to {of}; leave one of the two out")
 
-    def over(self, rounds: int) -> TrainSettings:
-        """The settings in a run of this length. A cosine without its own number of rounds takes it."""
-        return replace(self, lr_rounds=rounds) if self.lr_schedule == "cosine" and not self.lr_rounds else self
+    @property
+    def privacy(self) -> DPSettings | None:
+        """The run's differential privacy; None without."""
+        return None if self.dp is None else _dp_of(self.dp)
+
+    def over(self, rounds: int, evaluate_every: int = 1) -> TrainSettings:
+        """The settings in a run of this length. A cosine and a budget without their own number of rounds take it."""
+        settings, privacy = self, self.privacy
+        if privacy is not None:
+            settings = replace(settings, dp=asdict(privacy.over(rounds, evaluate_every)))
+        return replace(settings, lr_rounds=rounds) if self.lr_schedule == "cosine" and not self.lr_rounds else settings
 
     def lr_at(self, round_number: int) -> float:
         """The learning rate of a round (rounds count from 0).
@@ -195,6 +212,13 @@ class TrainSettings:
         if self.local_epochs is None:
             return self.local_steps or 10
         return self.local_epochs * len(batch_bounds(samples, self.batch_size))
+
+
+def _dp_of(value: str | Mapping[str, Any]) -> DPSettings:
+    """Settings of differential privacy: a mapping, or ``"epsilon=3,delta=1e-5"``."""
+    given = parse_spec(f"dp:{value}")[1] if isinstance(value, str) else value
+    require(isinstance(given, Mapping), f"training: dp = {value!r} should be like 'epsilon=3,delta=1e-5'")
+    return from_dict(DPSettings, dict(given), "training: dp")
 
 
 def batch_bounds(samples: int, batch_size: int) -> list[tuple[int, int]]:

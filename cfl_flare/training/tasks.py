@@ -47,6 +47,7 @@ class LearningTask(ABC):
         link: what makes predictions of a model's outputs, one of `cfl_flare.training.losses.LINKS`.
         classes: each sample, or each pixel, is of one class: classes can be weighted, and labels smoothed.
         scored: each output is a score of a class, which some samples are of and others are not.
+        separable: the loss is a mean over samples, none of which changes another's part.
         relative: only comparisons of outputs count: the same number added to all outputs changes nothing.
         dtype: of the labels as the loss and the measures take them.
         always: what is measured in any run.
@@ -58,6 +59,7 @@ class LearningTask(ABC):
     link: ClassVar[str] = "softmax"
     classes: ClassVar[bool] = False
     scored: ClassVar[bool] = False
+    separable: ClassVar[bool] = False
     relative: ClassVar[bool] = False
     dtype: ClassVar[type[np.generic]] = np.int64
     always: ClassVar[tuple[str, ...]] = ("loss",)
@@ -147,6 +149,7 @@ class Classification(LearningTask):
     """One of several classes for each sample, by cross-entropy: outputs ``(n, classes)``, labels 0, 1, ..."""
 
     name: ClassVar[str] = "classification"
+    separable: ClassVar[bool] = True
     classes: ClassVar[bool] = True
     scored: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "loss")
@@ -184,6 +187,7 @@ class Binary(LearningTask):
     """A finding that is there or not: one output, its logit; labels 0 and 1."""
 
     name: ClassVar[str] = "binary"
+    separable: ClassVar[bool] = True
     link: ClassVar[str] = "sigmoid"
     classes: ClassVar[bool] = True
     scored: ClassVar[bool] = True
@@ -213,6 +217,7 @@ class Multilabel(LearningTask):
     """Several findings, each there or not: outputs ``(n, C)``, their logits; labels ``(n, C)`` of 0 and 1."""
 
     name: ClassVar[str] = "multilabel"
+    separable: ClassVar[bool] = True
     form: ClassVar[str] = "several"
     link: ClassVar[str] = "sigmoid"
     scored: ClassVar[bool] = True
@@ -241,6 +246,7 @@ class Regression(LearningTask):
     """A number for each sample, by squared error: one output."""
 
     name: ClassVar[str] = "regression"
+    separable: ClassVar[bool] = True
     form: ClassVar[str] = "number"
     link: ClassVar[str] = "identity"
     dtype: ClassVar[type[np.generic]] = np.float32

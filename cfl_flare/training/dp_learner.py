@@ -1,0 +1,273 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""A participant whose samples are protected by differential privacy: DP-SGD, noisy choices, losses and measures."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import AbortedError, ConfigError
+from cfl_flare.core.params import Params
+from cfl_flare.training.ensemble import Served
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.losses import Step, Term
+from cfl_flare.training.privacy import TEST, TRAIN, DPSettings, Randomness, RoundAccount, require_opacus
+from cfl_flare.training.resident import ResidentModel
+from cfl_flare.training.runtime import Batches
+from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.tasks import LearningTask
+
+# The measures of which a sample changes the sum by at most one, once a loss is clipped.
+MEASURES = ("accuracy", "loss")
+
+
+def check_network(module: nn.Module) -> None:
+    """Raises a ConfigError if Opacus cannot tell the gradients of single samples in a network."""
+    require_opacus()
+    from opacus.validators import ModuleValidator
+
+    errors = ModuleValidator.validate(module, strict=False)
+    if errors:
+        layers = sorted({type(m).__name__ for m in module.modules() if "BatchNorm" in type(m).__name__})
+        reason = f"{layers[0]} mixes the samples of a batch" if layers else str(errors[0]).splitlines()[0]
+        way_out = (
+            "take a network with GroupNorm (resnet18:norm=group) or without such layers; private layers do not help"
+        )
+        raise ConfigError(f"model {type(module).__name__}: dp protects single samples, and {reason}; {way_out}")
+
+
+def check_training(settings: TrainSettings, task: LearningTask) -> None:
+    """Raises a ConfigError for settings that break the guarantee of differential privacy."""
+    for name, value, default, reason in (
+        ("score_bins", settings.score_bins, 0, "histograms are nearly the scores themselves"),
+        ("bootstrap", settings.bootstrap, 0, "draws show how far single losses are spread"),
+        ("measures", settings.measures, (), "only accuracy and loss have a bound for one sample"),
+        ("class_weights", settings.class_weights, None, "weights of classes depend on all samples"),
+        ("precision", settings.precision, "float32", "norms of gradients are not exact in it"),
+    ):
+        require(value == default, f"training: dp does not go with {name} = {value!r}: {reason}; leave {name} out")
+    require(
+        task.separable,
+        f"training: dp does not go with task {task.name or type(task).__name__!r}, whose loss is no mean over samples; "
+        "take classification, binary, multilabel or regression",
+    )
+
+
+class SampleGradients:
+    """The sum of clipped gradients of single samples of a resident model, by Opacus."""
+
+    def __init__(self, resident: ResidentModel):
+        require_opacus()
+        from opacus import GradSampleModule
+
+        self._resident = resident
+        self._module = GradSampleModule(resident.module, loss_reduction="mean")
+        self._module.disable_hooks()
+
+    def add(self, loss_of: Callable[[], Tensor], max_grad_norm: float, total: Tensor) -> None:
+        """Adds to ``total`` the gradient of each sample in a mean loss, scaled down to the norm.
+
+        Args:
+            loss_of: computes the mean loss of a batch on the resident module.
+            max_grad_norm: C in Abadi et al. 2016, Alg. 1.
+            total: ``(layout.parameter_size,)``.
+        """
+        from opacus.optimizers import DPOptimizer
+
+        named = [(n.removeprefix("_module."), p) for n, p in self._module.named_parameters() if p.requires_grad]
+        entries = {e.name: e for e in self._resident.layout.entries}
+        clipping = DPOptimizer(
+            torch.optim.SGD([p for _, p in named], lr=0.0),
+            noise_multiplier=0.0,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=None,
+            loss_reduction="sum",
+        )
+        self._module.enable_hooks()
+        try:
+            with warnings.catch_warnings():  # of torch, as the samples need no gradient
+                warnings.filterwarnings("ignore", message="Full backward hook is firing")
+                loss_of().backward()
+            clipping.clip_and_accumulate()
+        finally:
+            self._module.disable_hooks()
+        for name, parameter in named:
+            entry = entries[name]
+            total[entry.offset : entry.offset + parameter.numel()] += parameter.summed_grad.flatten()
+            parameter.summed_grad = parameter.grad_sample = None
+
+
+class DPLearner(Learner):
+    """A participant's view in one round, of which all that leaves its site is differentially private.
+
+    What the methods of `Learner` return may leave. Those that have no mechanism are refused.
+
+    Args:
+        account: enters what is spent, before the noise is drawn.
+        randomness: of noise and Poisson samples by purpose; nobody else may be able to draw it at a real site.
+    """
+
+    def __init__(self, *args: Any, account: RoundAccount, randomness: Callable[[str], Randomness], **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._account, self._randomness, self._plan = account, randomness, account.account.plan
+        self.samples = account.account.samples[TRAIN]
+        self._choices: dict[tuple[int, ...], tuple[Sequence[Params], int]] = {}
+
+    @property
+    def _dp(self) -> DPSettings:
+        return self._account.account.dp
+
+    def train(
+        self,
+        start: Params,
+        terms: Sequence[Term] = (),
+        purpose: str = "train",
+        epochs: int | None = None,
+        frozen: str | Sequence[str] = (),
+        inner_lr: float | None = None,
+    ) -> Params:
+        """One round of DP-SGD (Abadi et al. 2016, Alg. 1) of as many steps as were planned.
+
+        The optimizer sees noisy gradients alone, and so do its momentum and the participant's private layers.
+        """
+        require(inner_lr is None and epochs is None, _refused("fine-tuning and the steps of MAML"))
+        require(not any(term.compares for term in terms), _refused("penalties that compare features"))
+        self._account.enter(self._plan.training, "training")
+        return super().train(start, terms, purpose, frozen=frozen)
+
+    def _batches(self, rng: np.random.Generator, steps: int) -> list[Tensor]:
+        """Indices of Poisson samples: each sample is in each of them with the planned rate, whatever the others do."""
+        random, training, rows = self._randomness("poisson"), self._plan.training, len(self._train)
+        drawn = [np.flatnonzero(random.random(rows) < training.sample_rate) for _ in range(training.steps)]
+        return [torch.from_numpy(rows).to(self._runtime.device) for rows in drawn]
+
+    def _backward(
+        self, data: Batches, number: int, terms: Sequence[Term], fixed: list[Tensor | None], seen: Sequence[Tensor]
+    ) -> None:
+        """Puts the noisy mean of clipped gradients into the resident model, then adds the gradient of the terms."""
+        runtime, dp, training = self._runtime, self._dp, self._plan.training
+        if runtime.should_stop():
+            raise AbortedError(f"aborted while {self.participant} was training")
+        gradient = runtime.resident.gradient
+        noise = self._noise("training").standard_normal(len(gradient))
+        total = torch.from_numpy(noise.astype(np.float32)).to(gradient.device)
+        total.mul_(training.noise_multiplier * dp.max_grad_norm)
+        batch, beside = data[number], fixed[0]
+        for rows in torch.arange(len(batch)).split(runtime.settings.batch_size) if len(batch) else ():
+
+            def loss_of(rows: Tensor = rows) -> Tensor:
+                outputs = runtime.resident.module(batch.x[rows]).float()
+                outputs = outputs if beside is None else outputs + beside[rows]
+                return runtime.task.loss(outputs, batch.y[rows], None, runtime.settings.label_smoothing)
+
+            runtime.sample_gradients.add(loss_of, dp.max_grad_norm, total)
+        # The expected size of a batch: the size that was drawn depends on each sample.
+        gradient.copy_(total.div_(training.sample_rate * self.samples))
+        if terms:
+            sum(term(Step(runtime.shared_parameters)) for term in terms).backward()  # type: ignore[union-attr]
+
+    def choice(self, models: Sequence[Params], samples: int | None = None) -> int:
+        """The index of a model with a small loss, by the exponential mechanism: that of the least noisy sum of losses.
+
+        A sample moves all sums of clipped losses the same way, each by at most ``max_loss``. So Gumbel noise of scale
+        ``max_loss`` s / 2 makes the choice 2/s-bounded range, and its divergence at most that of a Gaussian mechanism
+        with noise multiplier s (Dong, Durfee and Rogers 2020, Lemma 3.2).
+        """
+        key = (id(self._beside), *map(id, models))
+        if key not in self._choices:
+            spend = self._account.enter(self._plan.answer, "choice")
+            uniform = self._noise("choice").random(len(models))
+            gumbel = -np.log(-np.log(np.clip(uniform, 1e-300, 1 - 1e-16)))
+            scale = self._dp.max_loss * spend.noise_multiplier / 2
+            # The models are held with it: a new one could have the id of one that is gone.
+            self._choices[key] = models, int((self._loss_sums(models) - scale * gumbel).argmin())
+        return self._choices[key][1]
+
+    def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
+        """Mean losses of all models, ``(K,)`` float64: noisy sums of clipped ones over the noisy count."""
+        spend = self._account.enter(self._plan.answer, "losses")
+        sensitivity = self._dp.max_loss * len(models) ** 0.5
+        noise = self._noise("losses").standard_normal(len(models)) * spend.noise_multiplier * sensitivity
+        return np.clip((self._loss_sums(models) + noise) / self.samples, 0, self._dp.max_loss)
+
+    @torch.no_grad()
+    def _loss_sums(self, models: Sequence[Params]) -> np.ndarray:
+        """Sums over the training samples of clipped losses, ``(K,)`` float64."""
+        outputs, most = self._predict(models, self._train.x), self._dp.max_loss
+        if self._beside is not None:
+            outputs = outputs + self._predict([self._beside], self._train.x)
+        losses = self._runtime.task.sample_losses(outputs, self._train.y).cpu().numpy()
+        return np.asarray(np.clip(np.nan_to_num(losses, nan=most), 0, most).sum(axis=1))
+
+    def measured(self, outputs: Tensor) -> dict[str, float]:
+        """Accuracy, where the task has one, and loss on the test split: noisy sums over the noisy count."""
+        task, test, most = self._runtime.task, self._test, self._dp.max_loss
+        names = [name for name in MEASURES if name in task.always]
+        spend, samples = self._account.enter(self._plan.metrics, "metrics"), self._account.account.samples[TEST]
+        single = [(outputs[i : i + 1], test.y[i : i + 1]) for i in range(len(test))]
+        sums = []
+        for name in names:
+            values = np.nan_to_num([task.measure(name, *sample) or 0.0 for sample in single], nan=most)
+            sums.append(np.clip(values / (most if name == "loss" else 1.0), 0, 1).sum())
+        noise = self._noise("metrics").standard_normal(len(names)) * spend.noise_multiplier * len(names) ** 0.5
+        shares = np.clip((np.array(sums) + noise) / samples, 0, 1).tolist()
+        return {name: share * (most if name == "loss" else 1.0) for name, share in zip(names, shares)}
+
+    def _noise(self, what: str) -> Randomness:
+        return self._randomness(f"noise of {what}")
+
+    @property
+    def labels(self) -> np.ndarray:
+        raise ConfigError(_refused("the labels"))
+
+    def adapted(self, start: Params, steps: int, lr: float) -> Params:
+        if not steps:
+            return start
+        raise ConfigError(_refused("steps of adaptation"))
+
+    def gradient(self, model: Params) -> Params:
+        raise ConfigError(_refused("the gradient of all samples"))
+
+    def features(self, model: Params) -> np.ndarray:
+        raise ConfigError(_refused("features"))
+
+    def sample_losses(self, models: Sequence[Params]) -> np.ndarray:
+        raise ConfigError(_refused("losses of single samples"))
+
+    def score_counts(self, outputs: Tensor) -> np.ndarray | None:
+        return None
+
+    def class_counts(self, outputs: Tensor) -> list[int] | None:
+        return None
+
+    def resampled(self, outputs: Tensor, names: Iterable[str], times: int) -> None:
+        return None
+
+    def evaluate(self, model: Params | Served) -> dict[str, float]:
+        raise ConfigError(_refused("measures of further models"))
+
+
+def _refused(what: str) -> str:
+    return f"training: dp: {what} have no mechanism here that protects single samples; take a method without"
+
+
+def seeded(learner_stream: Callable[[str], np.random.Generator]) -> Callable[[str], Randomness]:
+    """Randomness of a simulation, from a participant's streams: the same each time, and so no protection.
+
+    Each purpose has one generator in a round, whose draws go on from call to call.
+    """
+    generators: dict[str, Randomness] = {}
+
+    def of(purpose: str) -> Randomness:
+        if purpose not in generators:
+            generators[purpose] = learner_stream(purpose)
+        return generators[purpose]
+
+    return of
