@@ -25,7 +25,7 @@ from cfl_flare.engine.observers import ANSWERING, Probe
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Method, Update
 from cfl_flare.methods.slots import joined, split
-from cfl_flare.training.dp_learner import DPLearner, check_network, check_training, seeded
+from cfl_flare.training.dp_learner import DPLearner, check_training, seeded
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.learner import Learner
@@ -41,6 +41,7 @@ from cfl_flare.training.privacy import (
     SystemRandomness,
 )
 from cfl_flare.training.runtime import Runtime, Split
+from cfl_flare.training.sample_gradients import check_network
 from cfl_flare.training.settings import TrainSettings, batch_bounds
 from cfl_flare.training.tasks import LearningTask
 

@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import AbortedError, ConfigError
@@ -18,29 +17,13 @@ from cfl_flare.core.params import Params
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.losses import Step, Term
-from cfl_flare.training.privacy import TEST, TRAIN, DPSettings, Randomness, RoundAccount, require_opacus
-from cfl_flare.training.resident import ResidentModel
+from cfl_flare.training.privacy import TEST, TRAIN, DPSettings, Randomness, RoundAccount
 from cfl_flare.training.runtime import Batches
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import LearningTask
 
 # The measures of which a sample changes the sum by at most one, once a loss is clipped.
 MEASURES = ("accuracy", "loss")
-
-
-def check_network(module: nn.Module) -> None:
-    """Raises a ConfigError if Opacus cannot tell the gradients of single samples in a network."""
-    require_opacus()
-    from opacus.validators import ModuleValidator
-
-    errors = ModuleValidator.validate(module, strict=False)
-    if errors:
-        layers = sorted({type(m).__name__ for m in module.modules() if "BatchNorm" in type(m).__name__})
-        reason = f"{layers[0]} mixes the samples of a batch" if layers else str(errors[0]).splitlines()[0]
-        way_out = (
-            "take a network with GroupNorm (resnet18:norm=group) or without such layers; private layers do not help"
-        )
-        raise ConfigError(f"model {type(module).__name__}: dp protects single samples, and {reason}; {way_out}")
 
 
 def check_training(settings: TrainSettings, task: LearningTask) -> None:
@@ -58,50 +41,6 @@ def check_training(settings: TrainSettings, task: LearningTask) -> None:
         f"training: dp does not go with task {task.name or type(task).__name__!r}, whose loss is no mean over samples; "
         "take classification, binary, multilabel or regression",
     )
-
-
-class SampleGradients:
-    """The sum of clipped gradients of single samples of a resident model, by Opacus."""
-
-    def __init__(self, resident: ResidentModel):
-        require_opacus()
-        from opacus import GradSampleModule
-
-        self._resident = resident
-        self._module = GradSampleModule(resident.module, loss_reduction="mean")
-        self._module.disable_hooks()
-
-    def add(self, loss_of: Callable[[], Tensor], max_grad_norm: float, total: Tensor) -> None:
-        """Adds to ``total`` the gradient of each sample in a mean loss, scaled down to the norm.
-
-        Args:
-            loss_of: computes the mean loss of a batch on the resident module.
-            max_grad_norm: C in Abadi et al. 2016, Alg. 1.
-            total: ``(layout.parameter_size,)``.
-        """
-        from opacus.optimizers import DPOptimizer
-
-        named = [(n.removeprefix("_module."), p) for n, p in self._module.named_parameters() if p.requires_grad]
-        entries = {e.name: e for e in self._resident.layout.entries}
-        clipping = DPOptimizer(
-            torch.optim.SGD([p for _, p in named], lr=0.0),
-            noise_multiplier=0.0,
-            max_grad_norm=max_grad_norm,
-            expected_batch_size=None,
-            loss_reduction="sum",
-        )
-        self._module.enable_hooks()
-        try:
-            with warnings.catch_warnings():  # of torch, as the samples need no gradient
-                warnings.filterwarnings("ignore", message="Full backward hook is firing")
-                loss_of().backward()
-            clipping.clip_and_accumulate()
-        finally:
-            self._module.disable_hooks()
-        for name, parameter in named:
-            entry = entries[name]
-            total[entry.offset : entry.offset + parameter.numel()] += parameter.summed_grad.flatten()
-            parameter.summed_grad = parameter.grad_sample = None
 
 
 class DPLearner(Learner):

@@ -20,12 +20,12 @@ from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
 from cfl_flare.training.ensemble import Predictor, ignores_mode
 from cfl_flare.training.resident import ResidentModel, optimizer_of, untrained
+from cfl_flare.training.sample_gradients import SampleGradients
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification, LearningTask
 
 if TYPE_CHECKING:
     from cfl_flare.training.augment import Augment
-    from cfl_flare.training.dp_learner import SampleGradients
 
 # Stacked models kept for the next participant: the candidates, the frozen part of a sum, and what is being measured.
 PREDICTORS = 3
@@ -199,7 +199,6 @@ class Runtime:
     @cached_property
     def sample_gradients(self) -> SampleGradients:
         """The gradients of single samples, for differential privacy."""
-        from cfl_flare.training.dp_learner import SampleGradients
 
         return SampleGradients(self.resident)
 

@@ -1,0 +1,74 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of single samples, clipped and summed, by Opacus."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.training.privacy import require_opacus
+from cfl_flare.training.resident import ResidentModel
+
+
+def check_network(module: nn.Module) -> None:
+    """Raises a ConfigError if Opacus cannot tell the gradients of single samples in a network."""
+    require_opacus()
+    from opacus.validators import ModuleValidator
+
+    errors = ModuleValidator.validate(module, strict=False)
+    if errors:
+        layers = sorted({type(m).__name__ for m in module.modules() if "BatchNorm" in type(m).__name__})
+        reason = f"{layers[0]} mixes the samples of a batch" if layers else str(errors[0]).splitlines()[0]
+        way_out = (
+            "take a network with GroupNorm (resnet18:norm=group) or without such layers; private layers do not help"
+        )
+        raise ConfigError(f"model {type(module).__name__}: dp protects single samples, and {reason}; {way_out}")
+
+
+class SampleGradients:
+    """The sum of clipped gradients of single samples of a resident model, by Opacus."""
+
+    def __init__(self, resident: ResidentModel):
+        require_opacus()
+        from opacus import GradSampleModule
+
+        self._resident = resident
+        self._module = GradSampleModule(resident.module, loss_reduction="mean")
+        self._module.disable_hooks()
+
+    def add(self, loss_of: Callable[[], Tensor], max_grad_norm: float, total: Tensor) -> None:
+        """Adds to ``total`` the gradient of each sample in a mean loss, scaled down to the norm.
+
+        Args:
+            loss_of: computes the mean loss of a batch on the resident module.
+            max_grad_norm: C in Abadi et al. 2016, Alg. 1.
+            total: ``(layout.parameter_size,)``.
+        """
+        from opacus.optimizers import DPOptimizer
+
+        named = [(n.removeprefix("_module."), p) for n, p in self._module.named_parameters() if p.requires_grad]
+        entries = {e.name: e for e in self._resident.layout.entries}
+        clipping = DPOptimizer(
+            torch.optim.SGD([p for _, p in named], lr=0.0),
+            noise_multiplier=0.0,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=None,
+            loss_reduction="sum",
+        )
+        self._module.enable_hooks()
+        try:
+            with warnings.catch_warnings():  # of torch, as the samples need no gradient
+                warnings.filterwarnings("ignore", message="Full backward hook is firing")
+                loss_of().backward()
+            clipping.clip_and_accumulate()
+        finally:
+            self._module.disable_hooks()
+        for name, parameter in named:
+            entry = entries[name]
+            total[entry.offset : entry.offset + parameter.numel()] += parameter.summed_grad.flatten()
+            parameter.summed_grad = parameter.grad_sample = None
