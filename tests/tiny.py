@@ -11,7 +11,7 @@ from torch import nn
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.server import Equipment, Server, ServerSettings
 from cfl_flare.engine.task import Result
-from cfl_flare.methods import Method, Participant, Update, WeCFL
+from cfl_flare.methods import Method, Participant, ServerState, Update, WeCFL
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.training.learner import Learner
@@ -49,6 +49,11 @@ def coin(a: float, b: float) -> Params:
 def update(name: str, samples: int, slot: str, a: float, b: float, cluster: int | None = None) -> Update:
     """An update of the Coin."""
     return Update(name, samples, {slot: coin(a, b)}, cluster)
+
+
+def model(state: ServerState, slot: str) -> list[float]:
+    """The numbers of a model of a bank."""
+    return [round(float(v), 5) for v in state.bank[slot].vector]
 
 
 def objective(features: np.ndarray, labels: np.ndarray, centres: np.ndarray, weights: np.ndarray) -> float:

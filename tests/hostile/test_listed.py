@@ -21,11 +21,11 @@ from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.schema import decode_results
 from cfl_flare.training.tasks import Classification
 from tests.hostile.bench import HOSTILE, PEOPLE, Run, play
-from tests.hostile.test_generated import METHODS, check, in_round
+from tests.hostile.test_generated import TRIED, check, in_round
 
 RANGES = Classification().ranges()
 
-WECFL = METHODS["wecfl"]
+WECFL = TRIED["wecfl"]
 OWN = set(PEOPLE[HOSTILE])
 Change = Callable[[dict[str, Any]], Any]
 

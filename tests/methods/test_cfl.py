@@ -1,5 +1,7 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
+"""CFL, by recursive splits, and CFL-GP, by gradients at one model; by numbers computed by hand."""
+
 from __future__ import annotations
 
 import json
@@ -9,23 +11,38 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cfl_flare.engine.round
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.clustering.floor import Census, Floor
+from cfl_flare.core.arrays import Archive
+from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.server import ServerSettings
-from cfl_flare.methods import CFL, Ensemble, FedAvg, Proximal, build_method, describe_method
-from cfl_flare.methods.state import ServerState, Update
+from cfl_flare.engine.task import check_update
+from cfl_flare.methods import (
+    CFL,
+    CFLGP,
+    Download,
+    Ensemble,
+    FedAvg,
+    Proximal,
+    ServerState,
+    Update,
+    build_method,
+    describe_method,
+)
 from cfl_flare.report.figures import draw
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import state_metadata, state_of
+from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
 from tests.loop import run_loop
 from tests.play import MODEL, assert_same_models, play, sent
 from tests.results.test_checkpoints import Stopped, assert_same, loop
-from tests.tiny import LAYOUT, coin, initial, update
+from tests.tiny import LAYOUT, Coin, coin, initial, learner, model, update
 
 # Two opposed directions. Weighted by 3, 1, 1, 1 the mean is (0, 0.05); the longest is 2.00998.
 OPPOSED = {"a": (1, 0), "b": (1, 0.1), "c": (-2, 0), "d": (-2, 0.2)}
@@ -46,10 +63,6 @@ def step(method: CFL, state: ServerState, updates: list[Update]) -> ServerState:
 
 def first(method: CFL, **more: tuple[float, float]) -> ServerState:
     return step(method, method.start(initial), updates_of({**OPPOSED, **more}))
-
-
-def model(state: ServerState, slot: str) -> list[float]:
-    return [round(float(v), 5) for v in state.bank[slot].vector]
 
 
 @pytest.mark.parametrize(
@@ -288,3 +301,142 @@ def test_the_way_through_a_job_file() -> None:
     method = CFL(eps1=0.4, eps2=1.6, gamma_max=0.5, cluster_on=("head.weight",), penalties=(Proximal(mu=0.1),))
     assert build_method(json.loads(json.dumps(describe_method(method)))) == method
     assert coin(0, 0).layout == LAYOUT
+
+
+GP_SAMPLES = {"a": 3, "b": 1, "c": 2}
+CFL_GP = CFLGP(k=2, every=1)
+# By direction c is apart.
+GRADIENTS = {"a": (1.0, 0.0), "b": (1.1, 0.0), "c": (0.0, 1.0)}
+
+
+@pytest.fixture
+def archive(tmp_path) -> Archive:
+    return Archive(tmp_path)
+
+
+def gp_sent(state: ServerState, gradients=GRADIENTS, ends: dict[str, float] | None = None) -> list[Update]:
+    """Gradients, beside them the models at these numbers of those that have a cluster."""
+    updates = []
+    for name, gradient in gradients.items():
+        slots = CFL_GP.distribute(state, name).returned
+        moved = {slots[-1]: coin(*gradient)}
+        if ends is not None:
+            moved = {slots[0]: coin(ends[name] - state.bank[slots[0]].vector[0], 0), **moved}
+        updates.append(Update(name, GP_SAMPLES[name], moved, main=slots[0]))
+    return updates
+
+
+def gp_step(state: ServerState, updates: list[Update], archive: Archive, method: CFLGP = CFL_GP) -> ServerState:
+    state = replace(state, archive=archive)
+    return method.aggregate(state, updates, method.assign(state, updates))
+
+
+def test_all_take_their_gradient_at_one_model_which_changes_in_turn(archive):
+    """In the paper's code each takes it at its own cluster's model from round 2 on, so that they do not compare."""
+    state = CFL_GP.start(initial)
+    assert CFL_GP.plan(state).everyone and CFL_GP.plan(state).fewest == 2
+    assert CFL_GP.distribute(state, "a") == Download(("criterion-0",))
+    assert model(state, "criterion-0") == [0, 0]
+    state = gp_step(state, gp_sent(state), archive)
+    assert state.assignment == {"a": 0, "b": 0, "c": 1}
+    assert (model(state, "cluster-0"), model(state, "cluster-1")) == ([0, 0], [1, -1])  # gradients count nowhere
+    assert {slot: model(state, slot) for slot in state.bank if slot.startswith("crit")} == {"criterion-1": [1, -1]}
+    for name, own in (("a", "cluster-0"), ("c", "cluster-1")):
+        order = CFL_GP.distribute(state, name)
+        assert (order.slots, order.to_train, order.returned) == ((own,), ("criterion-1",), (own, "criterion-1"))
+
+
+def test_a_model_counts_in_its_new_cluster_unweighted_and_gradients_of_one_criterion_are_averaged(archive):
+    state = gp_step(CFL_GP.start(initial), gp_sent(CFL_GP.start(initial)), archive)
+    moved = {"a": (1.0, 0.0), "b": (0.0, 9.0), "c": (0.0, 9.0)}  # b is now like c
+    state = gp_step(state, gp_sent(state, moved, {"a": 6, "b": 8, "c": -4}), archive)
+    assert state.assignment == {"a": 0, "b": 1, "c": 1}
+    assert model(state, "cluster-0") == [6, 0]
+    assert model(state, "cluster-1") == [2, -0.5]  # (8, 0) and (-4, -1)
+    assert model(state, "criterion-2") == [6, 0]
+    state = gp_step(
+        state, gp_sent(state, {"a": (3.0, 0.0), "b": (3.1, 4.0), "c": (0.0, 5.0)}, dict.fromkeys("abc", 0)), archive
+    )
+    version, times = state.extras["gradients"]["a"]["0"]
+    assert (version, times) == (2, 2)
+    np.testing.assert_allclose(archive.get("a.0", version), [2, 0])  # of (1, 0) and (3, 0)
+    assert state.extras["gradients"]["a"]["1"] == [1, 1]
+
+
+def test_labels_follow_the_greatest_overlap(archive):
+    state = gp_step(CFL_GP.start(initial), gp_sent(CFL_GP.start(initial)), archive)
+    swapped = replace(state, assignment={"a": 1, "b": 1, "c": 0})
+    state = gp_step(swapped, gp_sent(swapped, ends=dict.fromkeys("abc", 0)), archive)
+    assert state.assignment == {"a": 1, "b": 1, "c": 0}
+
+
+def test_it_clusters_every_few_rounds_until_it_is_frozen(archive):
+    method = CFLGP(k=2, every=2, clustering_rounds=4)
+    state, due = method.start(initial), []
+    for _ in range(6):
+        due.append(state.extras["due"])
+        slots = {name: method.distribute(state, name).returned for name in GP_SAMPLES}
+        updates = [
+            Update(n, GP_SAMPLES[n], {s: coin(*GRADIENTS[n]) for s in slots[n]}, main=slots[n][0]) for n in GP_SAMPLES
+        ]
+        state = gp_step(state, updates, archive, method)
+    assert due == [True, False, True, False, False, False]
+    assert not [slot for slot in state.bank if slot.startswith("criterion")]
+
+
+def test_a_newcomer_chooses_by_its_losses_also_after_a_run_that_ended_before_a_clustering(archive):
+    state = gp_step(CFL_GP.start(initial), gp_sent(CFL_GP.start(initial)), archive)
+    joining = CFL_GP.join(state, Update("z", 9, {"criterion-1": coin(1, 1)}))
+    order = CFL_GP.distribute(joining, "z")
+    assert order.choices == {0: "cluster-0", 1: "cluster-1"}
+    told = replace(order, models=(coin(0, 0), coin(1, -1)))
+    chosen = CFL_GP.local_update(learner([0, 0]), told)
+    assert (chosen.cluster, [*chosen.diffs]) == (1, ["cluster-1"])
+    joined = CFL_GP.join(joining, replace(chosen, participant="z"))
+    assert joined.assignment == {**state.assignment, "z": 1} and joined.bank is joining.bank
+    assert CFL_GP.distribute(joined, "z").slots == ("cluster-1",)
+    assert CFL_GP.serve(learner([1]), told).vector.tolist() == [0, 0]
+
+
+def test_the_gradient_is_of_all_training_data_whatever_the_batches():
+    """At (0, 0), x = 1: label 0 gives (-1/2, 1/2), label 1 the opposite; of 3 and 2 samples (-0.1, 0.1)."""
+    work = learner([0, 0, 0, 1, 1], batch_size=2)
+    answer = CFL_GP.local_update(work, Download(("criterion-0",), (coin(0, 0),)))
+    np.testing.assert_allclose(answer.diffs["criterion-0"].vector, [-0.1, 0.1], rtol=1e-6)
+    both = Download(("cluster-1", "criterion-0"), (coin(0, 0), coin(0, 0)))
+    assert CFL_GP.local_update(learner([0]), both).diffs.keys() == {"cluster-1", "criterion-0"}
+    work._train = Split.of(np.array([[2.0]], np.float32), np.array([0]))
+    work.samples = 1
+    model = Coin()
+    model.head.weight.data[:] = torch.tensor([[0.3], [-0.2]])
+    torch.nn.functional.cross_entropy(model(torch.tensor([[2.0]])), torch.tensor([0])).backward()
+    gradient = work.gradient(coin(0.3, -0.2)).vector
+    np.testing.assert_allclose(gradient, model.head.weight.grad.flatten(), rtol=1e-6)
+
+
+def test_under_a_floor_no_cluster_is_too_small(archive):
+    names = {name: f"site-{name}" for name in GP_SAMPLES}
+    state = replace(CFL_GP.start(initial), census=Census(Floor(2, 1), names, GP_SAMPLES), archive=archive)
+    assert len({*CFL_GP.assign(state, gp_sent(state)).values()}) == 1
+
+
+@pytest.mark.parametrize("gradient", [(np.nan, 0.0), (np.inf, 0.0), (1e12, 0.0)])
+def test_hostile_gradients_are_refused(gradient):
+    state = CFL_GP.start(initial)
+    with pytest.raises(PayloadError, match="criterion-0"):
+        check_update(update("a", 3, "criterion-0", *gradient), CFL_GP.distribute(state, "a"), state, "cfl-gp")
+    with pytest.raises(PayloadError, match="sent the models"):
+        check_update(update("a", 3, "cluster-0", 0, 0), CFL_GP.distribute(state, "a"), state, "cfl-gp")
+
+
+def test_refusals_of_cfl_gp():
+    with pytest.raises(ConfigError, match="every = 0 should be >= 1"):
+        CFLGP(k=2, every=0)
+
+
+def test_it_finds_the_groups_at_the_first_clustering_of_a_run():
+    rounds = play(CFLGP(k=2), 3, sample=3)
+    assert len(rounds[0].record["trained"]) == 6  # everyone clusters
+    groups = rounds[0].after.assignment
+    assert len({(int(name[1:]) // 3, k) for name, k in groups.items()}) == 2
+    assert len(rounds[1].record["trained"]) == 3

@@ -20,7 +20,7 @@ from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification, Survival
 from tests.play import make_model, people
-from tests.tiny import LAYOUT, coin, initial, learner
+from tests.tiny import LAYOUT, coin, initial, learner, model
 
 METHOD = FedSoft(k=2)
 SAMPLES = {"a": 3, "b": 1}
@@ -34,10 +34,6 @@ def answer(name: str, a: float, b: float, cluster: int, shares: tuple[float, flo
 
 def step(state: ServerState, *updates: Update) -> ServerState:
     return METHOD.aggregate(state, updates, METHOD.assign(state, updates))
-
-
-def model(state: ServerState, slot: str) -> list[float]:
-    return [round(float(v), 5) for v in state.bank[slot].vector]
 
 
 def test_a_share_is_that_of_the_samples_which_a_model_fits_best():

@@ -25,7 +25,7 @@ from cfl_flare.training.settings import TrainSettings
 from tests.loop import run_loop
 from tests.play import MODEL, assert_same_models, moved, play, sent
 from tests.results.test_checkpoints import Stopped, assert_same, loop
-from tests.tiny import LAYOUT, coin, initial, update
+from tests.tiny import LAYOUT, coin, initial, model, update
 from tests.tiny import rounds as tiny_rounds
 
 # Two opposed directions; the second pair moves twice as far.
@@ -52,10 +52,6 @@ def ready(method: Method) -> ServerState:
     assert assignment == {}
     np.testing.assert_array_equal(state.bank["global"].vector, [1, 1])
     return state
-
-
-def model(state: ServerState, slot: str) -> list[float]:
-    return [round(float(v), 5) for v in state.bank[slot].vector]
 
 
 def test_flhc_averages_all_then_clusters_the_updates_then_averages_inside() -> None:
