@@ -5,6 +5,9 @@
 The rows depend on the seed and on the test split itself, and on no method: two runs draw the same ones, and are
 compared draw by draw. Only the site can know them: to whoever knew them, measures of many draws would tell which single
 samples are predicted right.
+
+Most measures are ratios of sums over samples. They are measured on all draws at once, from how often each draw has each
+sample. Others, such as those of a task of the user's, are measured draw by draw.
 """
 
 from __future__ import annotations
@@ -15,16 +18,20 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.seeds import derive, stream
-from cfl_flare.training.draws import counted
-from cfl_flare.training.tasks import LearningTask
+from cfl_flare.training.losses import concordances, predicted
+from cfl_flare.training.measures import CountedMeasure, by_class, f1, means
+from cfl_flare.training.tasks import Binary, Classification, LearningTask, Multilabel, Regression, Survival
 
 # So many values `Replicates.draw` may have: few enough that it tells nothing of a split that cannot be guessed.
 DRAWS = 2**16
@@ -78,6 +85,44 @@ def drawn_rows(seed: int, participant: str, key: str, samples: int, times: int) 
     rng = stream(seed, participant, key, "bootstrap")
     for _ in range(times):
         yield rng.integers(samples, size=samples)
+
+
+# From here on, a loss could be beyond float32, which a draw without its sample is not.
+HUGE = 1e15
+
+# A task that is derived from one of these and has another loss, or measures in another way, is none of them.
+OF_LOSSES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    Classification.loss: lambda o, y: F.cross_entropy(o, y, reduction="none"),
+    Binary.loss: lambda o, y: F.binary_cross_entropy_with_logits(o[:, 0], y.to(o.dtype), reduction="none"),
+    Multilabel.loss: lambda o, y: F.binary_cross_entropy_with_logits(o, y.to(o.dtype), reduction="none").mean(1),
+    Regression.loss: lambda o, y: F.mse_loss(o[:, 0], y, reduction="none"),
+}
+OF_OUTPUTS: dict[tuple[Any, str], Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    (Classification.measure, "accuracy"): lambda o, y, counts: means(o.argmax(1) == y, counts),
+    (Classification.measure, "macro_f1"): lambda o, y, counts: f1(*by_class(o, y), counts),
+    (Survival.measure, "c_index"): lambda o, y, counts: concordances(o[:, 0], y[:, 0], y[:, 1], counts),
+}
+
+
+def counted(task: LearningTask, name: str, outputs: Tensor, targets: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """A function that measures all draws at once: counts ``(n, draws)`` float64 to ``(draws,)``, NaN where not defined.
+
+    None where there is no such way: for the task, for the measure, or for values that are huge or not finite.
+    """
+    measure, loss = type(task).measure, OF_LOSSES.get(type(task).loss)
+    small = bool(outputs.abs().max() < HUGE) and bool(targets.abs().max() < HUGE)
+    if not small or type(task).measured is not LearningTask.measured:
+        return None
+    if (measure, name) in OF_OUTPUTS:
+        return partial(OF_OUTPUTS[measure, name], outputs, targets)
+    if measure not in (LearningTask.measure, Classification.measure):
+        return None
+    if name == "loss":
+        return None if loss is None else partial(means, loss(outputs, targets))
+    by_name = task.measures[name]
+    if not isinstance(by_name, CountedMeasure):
+        return None
+    return partial(by_name.of_counts, predicted(outputs, task.link), targets, task)
 
 
 def replicates(

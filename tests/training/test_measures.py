@@ -22,8 +22,7 @@ from cfl_flare.core.params import Layout
 from cfl_flare.models import Logistic
 from cfl_flare.results.pooled import auroc_of_counts, macro_f1_of_counts
 from cfl_flare.training import bootstrap
-from cfl_flare.training.bootstrap import DRAWS, draw_of, drawn_rows, key_of, replicates
-from cfl_flare.training.draws import counted
+from cfl_flare.training.bootstrap import DRAWS, counted, draw_of, drawn_rows, key_of, replicates
 from cfl_flare.training.histograms import NARROW, REACH, log_odds, score_counts, score_shape
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
