@@ -18,9 +18,7 @@ DEPLOYMENTS = (
     "tests/e2e/test_ghost_job.py",
     "tests/e2e/test_faults.py",
     "tests/e2e/test_guides.py",
-    "tests/e2e/test_hospital_walk.py",
     "tests/e2e/test_hostile_author.py",
-    "tests/e2e/test_poc.py",
     "tests/e2e/test_provisioned.py",
 )
 torch.set_num_threads(1)
