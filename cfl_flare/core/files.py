@@ -112,26 +112,66 @@ def atomic_write(path: Path, content: str | bytes | Callable[[BinaryIO], object]
             temporary.unlink(missing_ok=True)
             raise
         if durable:
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            _sync_folder(path.parent)
 
 
-def append(path: Path, text: str) -> None:
-    """Appends text to a file, which is created if it does not exist: all of it, or nothing."""
-    rest = memoryview(text.encode())
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def append(path: Path, text: str | bytes, durable: bool = False) -> None:
+    """Appends text to a file, which is created if it does not exist: all of it, or nothing.
+
+    ``durable`` text is on the disk when this returns, and survives a power failure.
+    """
+    rest = memoryview(text.encode() if isinstance(text, str) else text)
     with writing(path), open(path, "ab", buffering=0, opener=private_file) as file:
         before = file.tell()
         try:
             while rest:
                 rest = rest[file.write(rest) :]
+            if durable:
+                os.fsync(file.fileno())
+                if not before:
+                    _sync_folder(path.parent)
         except BaseException:
             file.truncate(before)
             if not before:
                 path.unlink()
             raise
+
+
+@contextmanager
+def locked(path: Path, patience: float | None = None) -> Iterator[None]:
+    """Keeps other processes that do the same from a file meanwhile, by a file of its name that ends in ``.lock``.
+
+    The folder is made if there is none, and is its owner's alone. Without ``patience`` it waits for ever.
+
+    Raises:
+        FileError: another process has not released the file after these seconds, or the lock cannot be written.
+    """
+    make_folder(path.parent, private=True)
+    lock = path.with_suffix(".lock")
+    with writing(lock), lock.open("ab") as file:
+        _wait_for(lock, file, patience)
+        yield
+
+
+def _wait_for(lock: Path, file: BinaryIO, patience: float | None) -> None:
+    if patience is None:
+        return fcntl.flock(file, fcntl.LOCK_EX)
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > end:
+                raise FileError(f"{lock}: another process has locked it for {patience:g} s; end that one") from error
+            time.sleep(0.005)
 
 
 def open_regular(path: Path, limit: int | None = None) -> BinaryIO:

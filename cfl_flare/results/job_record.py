@@ -13,11 +13,10 @@ summary takes its place.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,11 @@ from cfl_flare.core.files import (
     append,
     atomic_write,
     below,
+    locked,
     make_folder,
     parse_json,
     read_json,
     read_text,
-    writing,
 )
 from cfl_flare.core.text import plain
 from cfl_flare.results import schema
@@ -108,7 +107,7 @@ class JobRecord:
             FileError: the record cannot be read or written.
         """
         names = sorted(sites)
-        with self._locked():
+        with locked(self.file):
             lines = self.lines()
             data = {facts["data"], ""}  # what the operator does not name may be the same
             same = [line for line in lines if line["kind"] != ROUND and (line["data"] in data or data == {""})]
@@ -131,7 +130,7 @@ class JobRecord:
 
     def note(self, kind: str, job: str, **fields: Any) -> None:
         """Appends a line: `ROUND` before the site works in one, `MEAN` if fewer sites were averaged than planned."""
-        with self._locked():
+        with locked(self.file):
             self._write(kind, job, **fields)
 
     def allow(self, job: str) -> bool:
@@ -139,7 +138,7 @@ class JobRecord:
 
         ``job`` is its id, or the beginning of it. A name is its author's, who may have given it to several.
         """
-        with self._locked():
+        with locked(self.file):
             refused = [line for line in self.lines() if line.get("refused") and line["job"].startswith(job)]
             for line in refused:
                 self._write(ALLOW, line["job"], **{key: line[key] for key in KINDS[ALLOW]})
@@ -162,15 +161,6 @@ class JobRecord:
     def _write(self, kind: str, job: str, **fields: Any) -> None:
         time = datetime.now(timezone.utc).isoformat(timespec="seconds")
         append(self.file, json.dumps({"kind": kind, "job": job, "time": time, **fields}) + "\n")
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keeps other jobs of this site from the record meanwhile."""
-        make_folder(self.file.parent, private=True)
-        lock = self.file.with_suffix(".lock")
-        with writing(lock), lock.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
 
 def _too_much(sites: list[str], others: Collection[Mapping[str, Any]], floor: int, sampled: bool) -> str | None:

@@ -1,0 +1,132 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the lines of a site's ledger of privacy add up to.
+
+A patient is in one split of one participant of a job. Other jobs may deal the patients otherwise. So a spend is held
+against the budget together with the largest Rényi divergence that each other job has spent, at each order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+
+from cfl_flare.training.privacy import Spend, epsilon_of, gaussian_of, rdp_of
+
+# By participant and split.
+Curves = dict[tuple[str, str], np.ndarray]
+
+
+@dataclass(frozen=True)
+class LedgerJob:
+    """A job that spends, and the most that its author lets a run of it spend.
+
+    Attributes:
+        id: FLARE's.
+        run: the run's name.
+        resumes: the run that this one goes on with; empty for a new one.
+    """
+
+    id: str
+    run: str
+    resumes: str
+    epsilon: float
+    delta: float
+
+
+class Balance:
+    """What a ledger's lines add up to.
+
+    Attributes:
+        number: of the last line; ``digest`` is that line's, and ``own`` has the numbers of the site's last two lines.
+        epsilon: the largest that any of the spends has led to.
+        jobs: by its id, what each job has spent.
+    """
+
+    def __init__(self, site: str, name: str, delta: float):
+        self.site, self.digest, self.delta = site, name, delta
+        self.number, self.own, self.epsilon = 0, (0, 0), 0.0
+        self.data_time: int | None = None
+        self.accepted: list[Mapping[str, Any]] = []
+        self.jobs: dict[str, Curves] = {}
+        self.run_of: dict[str, str] = {}
+        self._largest: dict[str, np.ndarray] = {}
+        self._runs: dict[tuple[str, str], Curves] = {}
+        self._first: dict[tuple[str, str], tuple[str, str]] = {}
+        self._latest: dict[str, tuple[str, str]] = {}
+        self.counts: dict[tuple[tuple[str, str], str], Mapping[str, int]] = {}
+
+    def fold(self, line: Mapping[str, Any]) -> None:
+        """Adds a line."""
+        self.number, self.digest = line["number"], line["digest"]
+        self.own = (self.own[1], self.number) if line["site"] == self.site else self.own
+        self.data_time = line.get("data_time", self.data_time)
+        if "reason" in line:
+            self.accepted.append(line)
+        if "job" not in line:
+            return
+        job = LedgerJob(line["job"], line["run"], line["resumes"], 0, 0)
+        spends, participant = [Spend(**spend) for spend in line["spends"]], line["participant"]
+        first = self.first_of(job)
+        self._first[job.id, job.run] = first
+        self._latest[job.run] = job.id, job.run
+        self.run_of.setdefault(job.id, job.run)
+        of_run, of_job = self.after(job, participant, spends)
+        self.epsilon = max(self.epsilon, self.total(job, of_job))
+        self._runs.setdefault(first, {}).update(of_run)
+        self.jobs.setdefault(job.id, {}).update(of_job)
+        self._largest[job.id] = np.max([self._largest.get(job.id, 0 * rdp_of(())), *of_job.values()], axis=0)
+        if "counts" in line:
+            self.counts[first, participant] = line["counts"]
+
+    def first_of(self, job: LedgerJob) -> tuple[str, str]:
+        """The run that a job's run goes on with, if any, and that one's, back to the first."""
+        resumed = self._latest.get(job.resumes, (job.id, job.run))
+        return self._first.get((job.id, job.run), self._first.get(resumed, resumed))
+
+    def after(self, job: LedgerJob, participant: str, spends: Sequence[Spend]) -> tuple[Curves, Curves]:
+        """What a participant has spent after these, in the splits that they are of: in the run, and in the job."""
+        changed = []
+        for curves in (self._runs.get(self.first_of(job), {}), self.jobs.get(job.id, {})):
+            new: Curves = {}
+            for spend in spends:
+                key = participant, spend.split
+                new[key] = rdp_of([spend]) + new.get(key, curves.get(key, 0))
+            changed.append(new)
+        return changed[0], changed[1]
+
+    def total(self, job: LedgerJob, of_job: Curves) -> float:
+        """The epsilon of patients for whom the job has spent one of these, and each other job the most."""
+        others = self._others({job.id})
+        return max((epsilon_of(others + curve, self.delta) for curve in of_job.values()), default=0.0)
+
+    def with_job(self, job: LedgerJob) -> float:
+        """The epsilon after a job that spends all of its own by one Gaussian mechanism; the run's part is its own."""
+        first = self.first_of(job)
+        own = {id for (id, run), start in self._first.items() if start == first}
+        return epsilon_of(self._others(own) + rdp_of([_gaussian(gaussian_of(job.epsilon, job.delta))]), self.delta)
+
+    def left(self, budget: float) -> float:
+        """The epsilon of the largest job, of one Gaussian mechanism, that a budget still pays for."""
+        spent = self._others(set())
+
+        def excess(log_noise: float) -> float:
+            return epsilon_of(spent + rdp_of([_gaussian(np.exp(log_noise))]), self.delta) - budget
+
+        low, high = log(0.01), log(1e6)
+        if excess(high) >= 0:
+            return 0.0
+        noise = low if excess(low) <= 0 else brentq(excess, low, high)
+        return epsilon_of(rdp_of([_gaussian(np.exp(noise))]), self.delta)
+
+    def _others(self, jobs: set[str]) -> np.ndarray:
+        return np.sum([rdp_of(()), *(curve for id, curve in self._largest.items() if id not in jobs)], axis=0)
+
+
+def _gaussian(noise: float) -> Spend:
+    return Spend("", "", noise)
