@@ -329,7 +329,8 @@ def test_a_killed_site_halts_in_the_same_round_or_earlier_by_the_number_of_kills
     kills, status = 0, 1
     while status:
         process, until = child_of(train), progress() + chance.randint(0, 6)
-        while progress() < until and os.waitpid(process, os.WNOHANG | os.WNOWAIT)[0] == 0:
+        alive = (os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        while progress() < until and os.waitid(*alive) is None:
             time.sleep(0.0005)
         time.sleep(chance.uniform(0, 0.01))
         os.kill(process, signal.SIGKILL)
