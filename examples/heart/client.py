@@ -42,7 +42,7 @@ def train(model: HeartModel, split: Split, lr: float) -> int:
 def main() -> None:
     """Takes a model, measures it, trains it, sends it back, until the job is done."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, required=True, help="folder of the hospital's table")
+    parser.add_argument("--data", type=Path, required=True, help="table of the hospitals")
     parser.add_argument("--fold", type=int, default=0, help="which fifth of the patients is for testing")
     parser.add_argument("--lr", type=float, default=0.02)
     args = parser.parse_args()

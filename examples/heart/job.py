@@ -3,16 +3,16 @@
 """Heart disease in the tables of four hospitals."""
 
 import argparse
-from pathlib import Path
 
 import rich
 from model import HeartModel
 from nvflare.recipe.sim_env import SimEnv
 
 from cfl_flare import ClusteredRecipe, find_runs, results_table
+from cfl_flare.data.hospitals import FOLDER, HEART
 
-HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-DATA = Path(__file__).resolve().parent / "data"
+HOSPITALS = ("cleveland", "hungary", "switzerland", "long-beach")
+DATA = FOLDER / HEART
 
 
 def arguments() -> argparse.Namespace:

@@ -5,9 +5,9 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 
-COLUMNS = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num"
 SCALES = {
     "age": (54, 9),
     "trestbps": (132, 19),
@@ -29,24 +29,24 @@ FOLDS = 5
 Split = tuple[torch.Tensor, torch.Tensor]
 
 
-def read_hospital(folder: Path, hospital: str, fold: int) -> dict[str, Split]:
+def read_hospital(data: Path, hospital: str, fold: int) -> dict[str, Split]:
     """Features and labels of the patients to train on and of those to test on.
 
     Measurements are scaled by fixed numbers, and a missing one is the middle of its scale. Of a category that is
     missing no column is set. Columns of their own say what is missing, for those that some hospitals hardly measure.
 
     Args:
-        folder: where the files are.
-        hospital: cleveland, hungarian, switzerland or va.
+        data: the table of all four hospitals.
+        hospital: cleveland, hungary, switzerland or long-beach.
         fold: which fifth of the patients is for testing, from 0.
     """
-    table = np.genfromtxt(folder / f"processed.{hospital}.data", delimiter=",", missing_values="?", names=COLUMNS)
-    table["chol"][table["chol"] == 0] = np.nan
-    columns = [np.nan_to_num((table[name] - centre) / scale) for name, (centre, scale) in SCALES.items()]
+    patients = pd.read_csv(data)
+    table = patients[patients["hospital"] == hospital]
+    columns = [((table[name] - centre) / scale).fillna(0) for name, (centre, scale) in SCALES.items()]
     columns += [table[name] == value for name, values in CATEGORIES.items() for value in values]
-    columns += [np.isnan(table[name]) for name in ("chol", "slope", "ca", "thal", "oldpeak")]
+    columns += [table[name].isna() for name in ("chol", "slope", "ca", "thal", "oldpeak")]
     features = torch.tensor(np.stack(columns, axis=1), dtype=torch.float32)
-    labels = torch.tensor(table["num"] > 0, dtype=torch.float32)
+    labels = torch.tensor((table["num"] > 0).to_numpy(), dtype=torch.float32)
     test = torch.zeros(len(labels), dtype=torch.bool)
     for label in (0, 1):  # each fold has its share of both
         test[torch.nonzero(labels == label).ravel()[fold::FOLDS]] = True
