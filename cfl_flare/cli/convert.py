@@ -18,6 +18,7 @@ from cfl_flare.core.config import build, require
 from cfl_flare.core.files import make_folder
 from cfl_flare.core.text import plain
 from cfl_flare.data.preparation import Preparation
+from cfl_flare.results.gate import check_file
 from cfl_flare.results.model_file import model_of, read_model, task_of
 from cfl_flare.results.run_dir import SERVED
 from cfl_flare.results.served import PREPARATIONS, preparation_of
@@ -46,6 +47,7 @@ def convert(arguments: argparse.Namespace) -> None:
     if arguments.model is not None:
         untrained = build(model_spec(arguments.model, (), 0), torch.nn.Module, "model")
     path = find_model(Path(arguments.run), arguments.slot, participant)
+    check_file(path)
     portable = portable_of(path, participant, untrained)
     make_folder(out, private=portable.preparation is not None or path.parent.name == SERVED)
     formats = [name.strip() for name in arguments.formats.split(",")]

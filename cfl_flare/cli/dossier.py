@@ -24,6 +24,7 @@ from cfl_flare.core.files import atomic_write, below, file_sha256, make_folder, 
 from cfl_flare.data.columns import Columns
 from cfl_flare.results import schema
 from cfl_flare.results.bootstrap import read_draws
+from cfl_flare.results.gate import check_gate
 from cfl_flare.results.lineage import LINEAGE
 from cfl_flare.results.lineage_check import check_lineage
 from cfl_flare.results.run_dir import MODELS, SUMMARY, Run, load_run, the_run
@@ -83,6 +84,7 @@ def dossier(arguments: argparse.Namespace) -> None:
     require(
         {*chosen} <= {*models}, f"--model = {arguments.model!r} is none of the run's; there are {', '.join(models)}"
     )
+    check_gate(run.folder, run.summary, chosen)
     out = Path(arguments.out) if arguments.out else run.folder / FOLDER
     for slot in chosen:
         check_out(out / slot)

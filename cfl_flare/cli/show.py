@@ -29,6 +29,7 @@ from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Combination
 from cfl_flare.models import MODELS
 from cfl_flare.report.table import print_whole, results_table
 from cfl_flare.report.watch import BLOCKS, LETTERS, frame, overview
+from cfl_flare.results.gate import gate_lines
 from cfl_flare.results.job_record import unfinished
 from cfl_flare.results.live import LiveSite, Watched, find_live, live
 from cfl_flare.results.run_dir import Run, find_runs
@@ -57,6 +58,8 @@ def show(arguments: argparse.Namespace) -> None:
         raise (RunFailedError(f"{error}; what is known is above") if attempts else error) from error
     names = [str(run.folder.relative_to(arguments.run)) for run in runs] if len(runs) > 1 else []
     print_whole(console, results_table(runs, names))
+    for run in runs:
+        say(console, *gate_lines(run.summary))
     say(console, *_figures(folder, runs))
 
 

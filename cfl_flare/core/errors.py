@@ -16,7 +16,7 @@ FAILURES = {
     "settings": "the job's settings there differ from the server's",
     "class": "its policy does not allow a class that the job names, or the class is not installed there",
     "path": "its policy does not allow the path that the job names",
-    "floor": "its policy asks for tighter bounds of a mean than the job's: min_sites_per_cluster and the like",
+    "floor": "its policy asks for tighter bounds than the job's: min_sites_per_cluster, membership and the like",
     "difference": "its earlier jobs had almost the same sites, so that models of few follow; its operator can allow it",
     "budget": "its privacy budget, or the job's, does not pay for that",
     "ledger": "its ledger of privacy cannot be trusted until its operator has looked",
@@ -65,6 +65,10 @@ class ClassError(ConfigError, failure="class"):
 
 class FloorError(ConfigError, failure="floor"):
     """A job's clusters may have fewer sites than this site's policy asks for."""
+
+
+class GateError(ConfigError):
+    """A model may tell who it was trained on, and so goes to nobody but its members."""
 
 
 class DifferenceError(ConfigError, failure="difference"):

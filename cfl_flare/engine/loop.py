@@ -23,7 +23,7 @@ from cfl_flare.data import DataConfig, DataSource, ParticipantData
 from cfl_flare.engine.drive import Checkpoints, InProcess, drive
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.initial_models import initial_models
-from cfl_flare.engine.observers import Observer, Running, observers_of
+from cfl_flare.engine.observers import Membership, Observer, Running, observers_of
 from cfl_flare.engine.observers.lineage import Lineage
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.server import Equipment, Server
@@ -154,7 +154,9 @@ def _start(
 def _observers(site: Site, settings: ServerSettings) -> list[Observer]:
     runtime = site.runtime
     scored = Scored.of(site.score_shape, runtime.task.link, settings.floor.sites, real=False)
-    return observers_of(settings, scored=scored, bootstrap=runtime.settings.bootstrap)
+    training = runtime.settings
+    attacks = Membership(training.membership)
+    return observers_of(settings, scored=scored, bootstrap=training.bootstrap, membership=attacks)
 
 
 def _keeper(recorder: Recorder, site: Site, server: Server) -> Callable[[str, Served], None]:

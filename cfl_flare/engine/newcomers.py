@@ -35,9 +35,10 @@ from cfl_flare.engine.task import Result, Task, check_arrays
 from cfl_flare.methods import Groups, Method, ServerState, build_method
 from cfl_flare.methods.slots import is_cluster, with_parts
 from cfl_flare.methods.state import Predict
+from cfl_flare.results.gate import check_gate
 from cfl_flare.results.metrics import average, leading, reported
 from cfl_flare.results.model_file import CLASSES, is_ours, layout_of, model_of
-from cfl_flare.results.run_dir import NEWCOMERS, STATE, load_run, the_run
+from cfl_flare.results.run_dir import MODELS, NEWCOMERS, STATE, load_run, the_run
 from cfl_flare.results.schema import count
 from cfl_flare.results.served import save_served
 from cfl_flare.results.store import Store, state_of
@@ -136,6 +137,7 @@ class Finished:
 
     Raises:
         ConfigError: there is no finished run, it kept no state, or nobody in it has a cluster.
+        GateError: one of its models may go to nobody but its members; a newcomer may be sent each of them.
         PayloadError: the state is damaged, or of another model.
     """
 
@@ -146,6 +148,9 @@ class Finished:
             "train_script" not in self.summary,
             f"{self.folder}: only its own training script computes with its models as they were trained; a newcomer's "
             "site takes part in a run of the script",
+        )
+        check_gate(
+            self.folder, self.summary, sorted(path.stem for path in (self.folder / MODELS).glob("*.safetensors"))
         )
         store = Store(self.folder / STATE)
         resumable = bool(store.versions()) and {"training", "seed"} <= self.summary.keys()

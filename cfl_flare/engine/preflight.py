@@ -26,6 +26,7 @@ from cfl_flare.engine.server_optimizer import check_server_optimizer
 from cfl_flare.engine.settings import count_of
 from cfl_flare.engine.site import check_dp, check_private
 from cfl_flare.methods import Participant
+from cfl_flare.results.gate import check_file
 from cfl_flare.results.metrics import POOLED, POOLED_F1
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.measures import RANGES
@@ -89,6 +90,7 @@ def _check_fit(plan: RunPlan) -> Division:
         require(plan.job.resume_from is None, both)
         check_initial(method, layout, "initial_ckpt", bool(division.names))
         if Path(path).is_file():
+            check_file(Path(path))  # it goes to all sites of the job
             read_checkpoint(Path(path), layout)
     elif plan.arrays is not None:
         check_initial(method, layout, "model")

@@ -58,10 +58,11 @@ class Site:
         should_stop: asked before each step whether the job was aborted.
         private: the layers that each participant has for itself; None for none.
         authorize: the site's component policy, which is asked about a task of the user's.
-        books: where participants write what they spend of their privacy.
-        secret: noise comes from the operating system, as nobody may draw it again; else from the run's seed.
         fewest_scored: a participant with fewer test samples keeps the histograms of their scores, which nearly are
             the scores themselves.
+        most_tpr: the operator's bound on what a membership attack reaches; None for none.
+        books: where participants write what they spend of their privacy.
+        secret: noise comes from the operating system, as nobody may draw it again; else from the run's seed.
 
     Raises:
         ConfigError: the method does not fit the model, the task, or these layers, or histograms not the model.
@@ -84,6 +85,7 @@ class Site:
         private: str | None = None,
         authorize: Callable[[str], None] | None = None,
         fewest_scored: int = 1,
+        most_tpr: float | None = None,
         books: Books | None = None,
         secret: bool = False,
     ):
@@ -100,6 +102,7 @@ class Site:
         self._splits: dict[str, tuple[Split, Split]] = {}
         self._evaluate_trained = evaluate_trained
         self.score_shape, self._fewest_scored = score_shape(settings, self.runtime.division.layout), fewest_scored
+        self._most_tpr = most_tpr
 
     def add(self, participants: Iterable[ParticipantData]) -> None:
         """Adds participants.
@@ -268,7 +271,9 @@ class Site:
 
     def _answers(self, task: Task, learner: Learner, served: Served, models: Mapping[str, Params]) -> dict[str, Any]:
         """The answers of a participant whose served model is measured, to each observer that has a question."""
-        probe = Probe(learner, served, models, self.runtime.settings, learner.tests >= self._fewest_scored)
+        probe = Probe(
+            learner, served, models, self.runtime.settings, self.sends_counts(learner.participant), self._most_tpr
+        )
         questions = {"metrics": {}, "scores": {}, **task.questions}
         answers = {
             key: ANSWERING[key].answer(question, probe) for key, question in questions.items() if key in ANSWERING

@@ -26,7 +26,7 @@ from cfl_flare.results.metrics import is_share
 ENCRYPTION = "nvflare.app_opt.he"
 EVERY, BOOTSTRAP = "*", "bootstrap"
 # The answers to observers that are metrics, and the histograms from which metrics follow.
-MEASURED, SCORES = frozenset({"metrics", "cross", BOOTSTRAP}), "scores"
+MEASURED, SCORES, MEMBERSHIP = frozenset({"metrics", "cross", BOOTSTRAP}), "scores", "membership"
 # Arrays of methods that are measures of a participant.
 MEASURES = frozenset({"loss", "shares"})
 
@@ -58,7 +58,8 @@ class EgressFilter(Filter):
     server cannot average without that choice.
 
     Measures follow from the histograms of scores that a job may ask for. So these are sent only if no metric is
-    withheld or rounded. Any other kind of answer passes only a filter that changes nothing.
+    withheld or rounded. Any other kind of answer passes only a filter that changes nothing. That a site
+    objects to a model's leaving passes every filter.
 
     Args:
         withhold: metrics that are not sent: ``accuracy``, ``macro_f1``, ``loss``, or a training script's own names;
@@ -113,8 +114,11 @@ class EgressFilter(Filter):
                 self._resample(result)
             if "samples" in result:
                 result["samples"] = self._coarse(result["samples"])
+            objects = result.get(MEMBERSHIP, {}).get("objects", False)
             for key in self._withheld_answers:
                 result.pop(key, None)
+            if objects and MEMBERSHIP not in result:  # the operator's bound holds, whatever the filter withholds
+                result[MEMBERSHIP] = {"models": {}, "objects": True}
         dxo.data = {
             key: part for key, part in dxo.data.items() if key.rpartition("/#")[2] not in self._withheld_answers
         }

@@ -40,6 +40,7 @@ from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.policy import (
     SHARED,
     Policy,
+    check_attacks,
     check_floor,
     check_known,
     check_same_settings,
@@ -131,6 +132,7 @@ class ClusteredExecutor(Executor):
         content = wire.content_of(wire.from_shareable(shareable).meta)
         self._agree(content, fl_ctx)
         site = self._prepared(content, fl_ctx)
+        check_attacks(site.runtime.settings, min(len(data.test) for data in site.hosted.values()), fl_ctx)
         kept_back = [name for name in site.hosted if site.score_shape is not None and not site.sends_counts(name)]
         if kept_back:
             least = f"fewer than {FEWEST_SCORED} test samples"
@@ -274,6 +276,7 @@ class ClusteredExecutor(Executor):
             private=private,
             authorize=policy,
             fewest_scored=1 if simulated(fl_ctx) else FEWEST_SCORED,
+            most_tpr=Policy.of(fl_ctx).max_tpr_at_1pct_fpr,
         )
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:

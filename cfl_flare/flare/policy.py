@@ -26,9 +26,11 @@ from cfl_flare.core.errors import ConfigError, FileError, FloorError, SettingsEr
 from cfl_flare.core.files import read_json
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.files import reading_within
-from cfl_flare.engine.settings import BOUNDS, LARGEST_SHARE
+from cfl_flare.engine.settings import BOUNDS, FEWEST_SCORED, LARGEST_SHARE
 from cfl_flare.flare.compat import SIMULATED_JOB, on_one_machine, simulated
+from cfl_flare.results.gate import tpr_bound
 from cfl_flare.results.store import Store
+from cfl_flare.training.settings import TrainSettings
 
 POLICY, SHARE = "cfl.json", "max_weight_share"
 STATE_ROOT = "CFL_STATE_ROOT"
@@ -47,6 +49,12 @@ class Policy:
     min_samples_per_cluster: int = setting(30, help="the same of min_samples_per_cluster, unless the first is 1", ge=1)
     max_weight_share: float = setting(
         LARGEST_SHARE, help="and in none with a higher max_weight_share, unless the first is 1", gt=0, le=1
+    )
+    max_tpr_at_1pct_fpr: float | None = setting(
+        None,
+        help="such as 0.1: a model by which attacks may tell more training samples than this goes to members alone",
+        gt=0,
+        le=1,
     )
     max_participants: int = setting(10_000, help="most participants that a server accepts from one site", ge=1)
 
@@ -107,6 +115,30 @@ def check_floor(bounds: Any, fl_ctx: FLContext) -> None:
                 f"{fl_ctx.get_identity_name()} asks for; set it in the job, or let the operator lower it with "
                 "'cfl-flare site prepare KIT --min-sites-per-cluster 1' and the like"
             )
+
+
+def check_attacks(training: TrainSettings, fewest_tests: int, fl_ctx: FLContext) -> None:
+    """Raises a FloorError if this site's bound on membership attacks could not be checked in the job, or is too low.
+
+    Args:
+        training: the job's.
+        fewest_tests: the number of test samples of the participant that has fewest.
+    """
+    bound, private = Policy.of(fl_ctx).max_tpr_at_1pct_fpr, training.privacy
+    if bound is None:
+        return
+    who = f"{POLICY} of {fl_ctx.get_identity_name()} has max_tpr_at_1pct_fpr = {bound:g}"
+    if private is not None:
+        limit = tpr_bound(private.epsilon, private.delta)
+        met, reason = (
+            limit <= bound,
+            f"dp with epsilon = {private.epsilon} allows {limit:.3g}; lower epsilon in the job",
+        )
+    elif fewest_tests < FEWEST_SCORED:
+        met, reason = False, f"{fewest_tests} test samples do not tell; have {FEWEST_SCORED}, or take the bound away"
+    else:
+        met, reason = training.membership > 0, "the job measures no attack; set membership = 4 in its training settings"
+    require(met, f"job: {who}, and {reason}", FloorError)
 
 
 def state_root(fl_ctx: FLContext) -> Path:

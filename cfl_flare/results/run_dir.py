@@ -67,6 +67,27 @@ def participant(value: Any) -> bool:
     return needed(value) and INTERVALS(value.get("intervals", {}))
 
 
+MEMBERSHIP = schema.described(
+    "what membership attacks reached: a bound, rates by model and attack, and the models to which members object",
+    schema.object_with(
+        bound=schema.maybe(schema.share),
+        models=schema.dict_of(
+            schema.object_with(
+                sites=schema.count,
+                attacks=schema.dict_of(
+                    schema.object_with(
+                        tpr=schema.share,
+                        interval=schema.row(schema.share, schema.share),
+                        members=schema.count,
+                        non_members=schema.count,
+                    )
+                ),
+            )
+        ),
+        objections=schema.list_of(schema.text),
+        single=schema.list_of(schema.text),
+    ),
+)
 # What a file must hold, and what it may hold.
 STARTED_FIELDS: schema.Fields = {
     "label": schema.text,
@@ -86,6 +107,7 @@ SUMMARY_OPTIONAL: schema.Fields = {
     "intervals": INTERVALS,
     "majority": schema.number,
     "test_classes": schema.dict_of(schema.list_of(schema.maybe(schema.count))),
+    "membership": MEMBERSHIP,
     "sites_left_out": schema.dict_of(schema.text),
     **dict.fromkeys(("positive", IMPROVING), schema.text),
     POSSIBLE: schema.count,

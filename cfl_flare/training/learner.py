@@ -267,10 +267,14 @@ class Learner:
         return self._runtime.task.sample_losses(self._predict(models, self._train.x), self._train.y).cpu().numpy()
 
     @torch.no_grad()
-    def tested(self, model: Params | Served) -> Tensor:
-        """The outputs ``(n, classes, ...)`` of a model, or of an ensemble, for the participant's test split."""
+    def outputs(self, model: Params | Served, x: Tensor) -> Tensor:
+        """The outputs ``(n, classes, ...)`` of a model, or of an ensemble, for samples."""
         served = Served.of(self.complete(model))
-        return combined(self._predict(served.models, self._test.x), served.vote, self._runtime.task.link)
+        return combined(self._predict(served.models, x), served.vote, self._runtime.task.link)
+
+    def tested(self, model: Params | Served) -> Tensor:
+        """The same for the participant's test split."""
+        return self.outputs(model, self._test.x)
 
     def measured(self, outputs: Tensor) -> dict[str, float]:
         """The task's measures of these outputs for the participant's test split."""

@@ -27,6 +27,9 @@ SCORE_BINS = Bounds("0 or in 10..2000", lambda value: value == 0 or 10 <= value 
 # Draws of a test split: fewer do not carry percentiles of 2.5 and 97.5, and more say nothing new.
 MOST_DRAWS = 2000
 DRAWS = Bounds(f"0 or in 50..{MOST_DRAWS}", lambda value: value == 0 or 50 <= value <= MOST_DRAWS)
+SHADOW_MODELS = Bounds(
+    "0 or an even number in 2..64", lambda value: value == 0 or (2 <= value <= 64 and value % 2 == 0)
+)
 ROUNDS = Bounds("rounds > 0", lambda value: all(isinstance(r, int) and r > 0 for r in value))
 
 
@@ -95,6 +98,12 @@ class TrainSettings:
         help="for intervals: how often each test split is drawn anew when the final models are measured, such as 200",
         bounds=DRAWS,
     )
+    membership: int = setting(
+        0,
+        help="shadow models by which participants attack their cluster's final model, such as 4; each takes as long as "
+        "all rounds of training. Results say how much the model tells of whom it was trained on; 0: no attack",
+        bounds=SHADOW_MODELS,
+    )
     augment: tuple[str, ...] = setting(
         (), help="transforms of training images, torchvision.transforms.v2's: RandomCrop:size=28,padding=2, ..."
     )
@@ -119,6 +128,11 @@ class TrainSettings:
         object.__setattr__(self, "augment", check_augment(self.augment))
         check_settings(self, "training")
         self._check_task()
+        require(
+            self.dp is None or not self.membership,
+            f"training: membership = {self.membership} sends counts that dp bounds by no noise; leave it out, as epsilon "
+            "and delta bound what any attack reaches",
+        )
         either = f"local_steps = {self.local_steps} or local_epochs = {self.local_epochs}, not both"
         require(self.local_steps is None or self.local_epochs is None, f"training: give {either}")
         if self.optimizer == "sgd":
@@ -155,6 +169,11 @@ class TrainSettings:
         for what, value in (("class_weights", self.class_weights), ("label_smoothing", self.label_smoothing)):
             reason = f"is for tasks with classes, and task {title} has none; leave it out"
             require(task.classes or not value, f"training: {what} = {value!r} {reason}")
+        require(
+            not (task.relative and self.membership),
+            f"training: membership = {self.membership} is for tasks with a loss of each sample, and task {title} "
+            "compares samples with each other; leave it out",
+        )
         require(
             task.scored or not self.score_bins,
             f"training: score_bins = {self.score_bins} is for tasks that score classes, such as classification, binary "

@@ -10,16 +10,19 @@ from cfl_flare.engine.observers.bootstrap import Bootstrap
 from cfl_flare.engine.observers.class_counts import ClassCounts
 from cfl_flare.engine.observers.cross_site import CrossSite
 from cfl_flare.engine.observers.judging import Analysis, Recording, Stopping
+from cfl_flare.engine.observers.membership import Membership
 from cfl_flare.engine.observers.metrics import Metrics, Ranges
 from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
 from cfl_flare.engine.observers.scores import Scores
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.results.curves import Scored
 
-__all__ = ["ANSWERING", "Asked", "CrossSite", "Observer", "Probe", "Running", "observers_of"]
+__all__ = ["ANSWERING", "Asked", "CrossSite", "Membership", "Observer", "Probe", "Running", "observers_of"]
 
 # Those that ask participants, by key.
-ANSWERING: dict[str, type[Observer]] = {cls.key: cls for cls in (Metrics, Scores, Bootstrap, ClassCounts, CrossSite)}
+ANSWERING: dict[str, type[Observer]] = {
+    cls.key: cls for cls in (Metrics, Scores, Bootstrap, ClassCounts, CrossSite, Membership)
+}
 
 
 def observers_of(
@@ -28,6 +31,7 @@ def observers_of(
     scored: Scored | None = None,
     bootstrap: int = 0,
     drawn: Sequence[str] = (),
+    membership: Membership | None = None,
 ) -> list[Observer]:
     """A run's observers, in the order in which they complete a round's record.
 
@@ -37,6 +41,7 @@ def observers_of(
         scored: what participants' histograms of scores are of; None where none are asked for.
         bootstrap: how often participants draw their test splits anew to measure the final models.
         drawn: which measures they compute on draws; none for all.
+        membership: attacks on the final models; None for none.
     """
     share, stopping = settings.max_weight_share, settings.early_stopping
     return [
@@ -46,6 +51,7 @@ def observers_of(
         Bootstrap(bootstrap, drawn, share, ranges),
         ClassCounts(bootstrap > 0),
         CrossSite(settings.cross_site_evaluation, ranges),
+        membership or Membership(),
         Recording(),
         Stopping(stopping),
     ]

@@ -14,11 +14,27 @@ from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
 from cfl_flare.methods.slots import cluster_slot
 from cfl_flare.training.ensemble import Served
 
+# A model in a question: its name, the slots of its parts, and their vote and names; see `Served`.
+Named = tuple[str, list[str], str, list[str]]
+
+
+def named_models(server: Running, models: Mapping[str, Served]) -> dict[str, Named]:
+    """Models with the slots in which they travel; one that is made of parts gets a slot of its own."""
+    named: dict[str, Named] = {}
+    for name, served in models.items():
+        slots = []
+        for i, model in enumerate(served.models):
+            slots.append(next((s for s, known in server.state.bank.items() if known is model), f"whole/{name}/{i}"))
+            if slots[-1] not in server.state.bank:
+                server.assembled[slots[-1]] = model
+        named[name] = name, slots, served.vote, list(served.parts)
+    return named
+
 
 class CrossSite(Observer):
     """Metrics of all clusters' models, or of the run's other ones if it has no clusters, at each participant.
 
-    A question is a list of models: ``[name, slots, vote, parts]`` of each, see `cfl_flare.training.ensemble.Served`.
+    A question is a list of models, see `Named`.
 
     Args:
         wanted: whether the run asks for it.
@@ -35,23 +51,11 @@ class CrossSite(Observer):
         if not self._wanted or not server.finished:
             return None
         if self._models is None:
-            self._models = self._named(server)
+            left = server.travelling_models()
+            clusters = [cluster_slot(k) for k in range(server.method.clusters_in(server.state))]
+            models = named_models(server, {k: left[k] for k in clusters if k in left} or left)
+            self._models = [list(named) for named in models.values()]
         return self._models
-
-    @staticmethod
-    def _named(server: Running) -> list[list[Any]]:
-        """The models, with the slots in which they travel; one that is made of parts gets a slot of its own."""
-        left = server.travelling_models()
-        clusters = [cluster_slot(k) for k in range(server.method.clusters_in(server.state))]
-        models: list[list[Any]] = []
-        for name, served in {k: left[k] for k in clusters if k in left}.items() or left.items():
-            slots = []
-            for i, model in enumerate(served.models):
-                slots.append(next((s for s, known in server.state.bank.items() if known is model), f"whole/{name}/{i}"))
-                if slots[-1] not in server.state.bank:
-                    server.assembled[slots[-1]] = model
-            models.append([name, slots, served.vote, list(served.parts)])
-        return models
 
     def slots(self, question: Any) -> Sequence[str]:
         return [slot for _, slots, _, _ in question for slot in slots]

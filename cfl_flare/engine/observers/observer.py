@@ -91,6 +91,7 @@ class Probe:
         models: all models that came with the round, by slot.
         settings: how participants train and what they measure.
         sends_counts: its test split is large enough for counts of its samples, by score or by class.
+        most_tpr: the site operator's bound on what a membership attack reaches; None for none.
     """
 
     learner: Learner
@@ -98,6 +99,7 @@ class Probe:
     models: Mapping[str, Params]
     settings: TrainSettings
     sends_counts: bool = False
+    most_tpr: float | None = None
 
     @cached_property
     def outputs(self) -> Tensor:

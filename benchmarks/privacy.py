@@ -1,0 +1,165 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What models tell of those on whom they were trained, and what is set against it.
+
+    CFL_DATA_ROOT=... python benchmarks/privacy.py --gate --out privacy
+
+``--gate`` measures the gate before a cluster's model leaves. A run has clusters of 3, 6 and 12 hospitals, given as
+groups. Models memorise, of few samples in many epochs, or do not, of many samples in few. Each run adds a line to
+``gate.jsonl`` in the folder, and those that are there are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import commit
+
+from cfl_flare.cli.specs import read_source
+from cfl_flare.data import DataConfig, ParticipantData
+from cfl_flare.engine.drive import Checkpoints, InProcess, drive
+from cfl_flare.engine.initial_models import initial_models
+from cfl_flare.engine.loop import model_factory
+from cfl_flare.engine.observers import Membership, observers_of
+from cfl_flare.engine.server import Equipment, Server
+from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.engine.site import Site
+from cfl_flare.methods import Participant
+from cfl_flare.methods.groups import Groups
+from cfl_flare.results.gate import why_not
+from cfl_flare.training.settings import TrainSettings
+
+# ---- The gate ----
+
+
+IID = {"partition": "iid"}
+GATE, BOUND = "gate.jsonl", 0.1
+SIZES = (3, 6, 12)  # hospitals of each cluster
+TESTS = 100  # of each hospital, of which an attack may take one for a training sample
+
+
+@dataclass(frozen=True)
+class Regime:
+    """How models are trained.
+
+    Attributes:
+        samples: training samples of each hospital.
+        rounds: of the run.
+        training: settings.
+        model: the network.
+    """
+
+    samples: int
+    rounds: int
+    training: dict[str, Any]
+    model: dict[str, Any]
+
+
+def mlp(shape: tuple[int, ...], classes: int, *hidden: int) -> dict[str, Any]:
+    """A fully connected network, as a job names it."""
+    args = {"input_shape": list(shape), "num_classes": classes, "hidden": list(hidden)}
+    return {"class_path": "cfl_flare.models.MLP", "args": args}
+
+
+CELLS, STROKE = "bloodmnist28.npz", "stroke"
+MANY_PASSES = {"lr": 0.05, "local_epochs": 5}
+FEW_PASSES = {"lr": 0.02, "local_epochs": 1, "weight_decay": 1e-3}
+# By data and whether models memorise.
+REGIMES = {
+    (CELLS, "memorising"): Regime(40, 30, MANY_PASSES, mlp((3, 28, 28), 8, 256, 256)),
+    (CELLS, "regular"): Regime(400, 20, FEW_PASSES, mlp((3, 28, 28), 8, 16)),
+}
+
+
+@dataclass(frozen=True)
+class GateRun:
+    """One run: its data, how models are trained, a seed, and settings of differential privacy; None without."""
+
+    data: str
+    regime: str
+    seed: int
+    dp: Mapping[str, Any] | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name in the file."""
+        return "/".join(map(str, (self.data, self.regime, self.seed, json.dumps(self.dp))))
+
+
+def gate_run(cell: GateRun, shadow_models: int = 4, bound: float = BOUND) -> dict[str, Any]:
+    """Trains the clusters; returns what attacks reach on each model, and why the gate stops it, if it does."""
+    regime, data = REGIMES[cell.data, cell.regime], DataConfig(participants=sum(SIZES), partition=IID, seed=cell.seed)
+    names = data.names
+    labels = np.repeat([f"of {size}" for size in SIZES], SIZES).tolist()
+    method = Groups(groups=dict(zip(names, labels)))
+    training = TrainSettings(**regime.training, **({} if cell.dp is None else {"dp": cell.dp}))
+    training, settings = replace(training, membership=shadow_models), ServerSettings(regime.rounds, seed=cell.seed)
+    settings = replace(settings, evaluate_every=regime.rounds)
+    site = Site(method, model_factory(regime.model), training, cell.seed)
+    site.add(people(cell, regime, data))
+    participants = [Participant(name, name, regime.samples) for name in names]
+    initial = initial_models(method, model_factory(regime.model), site.runtime.division.public, cell.seed, None)
+    attacks = Membership(shadow_models, bound)
+    equipment = Equipment(observers=observers_of(settings, membership=attacks))
+    start = method.start(initial, names)
+    server = Server(method, site.runtime.division.public, participants, settings, start, equipment)
+    drive(server, InProcess(site, {name: name for name in names}), Checkpoints())
+    facts: dict[str, Any] = {"training": {}}
+    attacks.close(server, facts)
+    measured = server.round.metrics().values()
+    return {
+        "accuracy": float(np.mean([metrics["served_accuracy"] for metrics in measured])),
+        "clusters": {
+            label: {
+                **facts["membership"]["models"][f"cluster-{k}"]["attacks"],
+                "stopped": why_not(facts, f"cluster-{k}"),
+            }
+            for k, label in enumerate(method.labels)
+        },
+    }
+
+
+def people(cell: GateRun, regime: Regime, data: DataConfig) -> Iterator[ParticipantData]:
+    """The hospitals, with samples dealt out at random, and each with as many as the regime says."""
+    for person in data.host(read_source(cell.data), "local", 0, 1):
+        train, test = (split.take(np.arange(n)) for split, n in ((person.train, regime.samples), (person.test, TESTS)))
+        yield replace(person, train=train, test=test)
+
+
+def measure_gate(folder: Path, seeds: int, dp: Mapping[str, Any] | None = None) -> None:
+    """Runs what is not in the folder's file yet, and adds each as it is done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / GATE
+    lines = path.read_text().splitlines() if path.exists() else []
+    done = {json.loads(line)["key"] for line in lines}
+    for cell in (GateRun(data, regime, seed, dp) for seed in range(seeds) for data, regime in REGIMES):
+        if cell.key in done:
+            continue
+        started = time.process_time()
+        line = {"key": cell.key, **vars(cell), **gate_run(cell), "commit": commit()}
+        line["cpu_seconds"] = round(time.process_time() - started, 1)
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(json.dumps(line), flush=True)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gate", action="store_true", help="the gate before a cluster's model leaves")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    if arguments.gate:
+        measure_gate(arguments.out, arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()

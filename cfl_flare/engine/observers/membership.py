@@ -1,0 +1,144 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""How well participants can tell, by a run's final models, which of their own samples those were trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from cfl_flare.clustering.floor import shares_of
+from cfl_flare.core.errors import PayloadError
+from cfl_flare.core.text import shown
+from cfl_flare.engine.observers.cross_site import Named, named_models
+from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
+from cfl_flare.engine.task import MAX_SAMPLES, is_count
+from cfl_flare.methods.slots import cluster_slot, is_cluster
+from cfl_flare.training.ensemble import Served
+from cfl_flare.training.membership import ATTACKS, FEWEST_MEMBERS, PER_FALSE_POSITIVE, Counts, attacks
+
+FIELDS = frozenset({"models", "objects"})
+
+
+class Membership(Observer):
+    """Counts of membership attacks on the models that travel: each participant attacks those that it is a member of.
+
+    A member site may object to a model's leaving for others. All that it says then is that it does.
+
+    Args:
+        shadow_models: how many each participant trains for comparison; 0 for no attack.
+        bound: the server operator's, of the true positive rate at a false positive rate of 1 %; None for none.
+    """
+
+    key: ClassVar[str] = "membership"
+
+    def __init__(self, shadow_models: int = 0, bound: float | None = None):
+        self._shadow_models, self._bound = shadow_models, bound
+        self._models: dict[str, Named] | None = None
+
+    def question(self, server: Running, participant: str) -> dict[str, Any] | None:
+        """After the last round, how many shadow models to train, and the models: see `Named`.
+
+        Those are left out in which layers are untrained that each participant has trained for itself.
+        """
+        if not self._shadow_models or not server.finished:
+            return None
+        if self._models is None:
+            left = server.travelling_models()
+            self._models = named_models(server, {name: of for name, of in left.items() if not of.untrained})
+        cluster = server.state.assignment.get(participant)
+        clusters = set() if cluster is None else {cluster_slot(k) for k in shares_of(cluster)}
+        models = [list(of) for name, of in self._models.items() if name in clusters or not is_cluster(name)]
+        return {"shadow_models": self._shadow_models, "models": models} if models else None
+
+    def slots(self, question: Any) -> Sequence[str]:
+        return [slot for _, slots, _, _ in question["models"] for slot in slots]
+
+    @staticmethod
+    def answer(question: Any, probe: Probe) -> dict[str, Any] | None:
+        """The counts of each attack on each model, and whether the site objects; None from a small test split."""
+        learner, count = probe.learner, min(int(question["shadow_models"]), probe.settings.membership)
+        if not probe.sends_counts or learner.samples < FEWEST_MEMBERS or not count:
+            return None
+        models = {
+            name: Served(tuple(probe.models[slot] for slot in slots), vote, tuple(parts))
+            for name, slots, vote, parts in question["models"]
+        }
+        counts = attacks(learner, models, count)
+        objects = probe.most_tpr is not None and any(clearly_above(of, probe.most_tpr) for of in counts.values())
+        sent = {name: {attack: list(of.numbers) for attack, of in each.items()} for name, each in counts.items()}
+        return {"models": sent, "objects": objects}
+
+    def check(self, answer: Any, asked: Asked) -> dict[str, Any]:
+        """Four counts of each attack that are possible, of the samples that the participant said it has."""
+        name, question = asked.name, asked.task.questions.get(self.key)
+        if question is None or not asked.participant.tested:
+            raise PayloadError("metric", f"{name} was not asked to attack models with its samples")
+        if not isinstance(answer, Mapping) or answer.keys() != FIELDS or not isinstance(answer["objects"], bool):
+            raise PayloadError("metric", f"{name}: {shown(answer)} should be counts by model, and whether it objects")
+        models, known = answer["models"], [model for model, *_ in question["models"]]
+        if not isinstance(models, Mapping) or not models.keys() <= {*known}:
+            raise PayloadError("metric", f"{name}: {shown(models)} should be counts of {', '.join(known)} alone")
+        counts = {model: self._of_model(of, asked) for model, of in models.items()}
+        return {"models": counts, "objects_to": known if answer["objects"] else []}
+
+    @staticmethod
+    def _of_model(said: Any, asked: Asked) -> dict[str, Counts]:
+        if not isinstance(said, Mapping) or said.keys() != {*ATTACKS}:
+            raise PayloadError("metric", f"{asked.name}: {shown(said)} should be counts of {', '.join(ATTACKS)}")
+        counts = {}
+        for attack in ATTACKS:
+            numbers = said[attack]
+            four = isinstance(numbers, Sequence) and len(numbers) == 4 and not isinstance(numbers, str)
+            if not four or not all(is_count(number, 0, MAX_SAMPLES) for number in numbers):
+                raise PayloadError("metric", f"{asked.name}: {shown(numbers)} should be four whole numbers of {attack}")
+            counts[attack] = of = Counts(*numbers)
+            fits = of.true_positives <= of.members == asked.participant.samples
+            if not fits or not of.non_members or of.false_positives > of.non_members // PER_FALSE_POSITIVE:
+                limits = f"of its {asked.participant.samples} members, and of others at most 1 %"
+                raise PayloadError("metric", f"{asked.name}: {shown(numbers)} of {attack} should be {limits}")
+        return counts
+
+    def close(self, server: Running, facts: dict[str, Any]) -> None:
+        """The rates by model, of all its members together; none of too few sites or samples."""
+        if not self._shadow_models and self._bound is None:
+            return
+        answers = {name: answer for name, answer in server.round.answers(self.key).items() if answer is not None}
+        models = dict.fromkeys(model for answer in answers.values() for model in answer["models"])
+        rates = {model: self._pooled(model, answers, server) for model in models}
+        single = {m for m in models for a in answers.values() if clearly_above(a["models"].get(m, {}), self._bound)}
+        facts[self.key] = {
+            "bound": self._bound,
+            "models": {model: of for model, of in rates.items() if of is not None},
+            "objections": sorted({model for answer in answers.values() for model in answer["objects_to"]}),
+            "single": sorted(single),
+        }
+
+    @staticmethod
+    def _pooled(model: str, answers: Mapping[str, Any], server: Running) -> dict[str, Any] | None:
+        """What all members' attacks on a model come to."""
+        of_model = {name: answer["models"][model] for name, answer in answers.items() if model in answer["models"]}
+        sites, floor = {server.participants[name].site for name in of_model}, server.settings.floor
+        counts = {attack: added(of[attack] for of in of_model.values()) for attack in ATTACKS}
+        if len(sites) < floor.sites or counts[ATTACKS[0]].members < floor.samples:
+            return None
+        return {"sites": len(sites), "attacks": {attack: rates_of(of) for attack, of in counts.items()}}
+
+
+def added(counts: Iterable[Counts]) -> Counts:
+    """The counts of several participants together."""
+    first, *others = counts
+    for of_other in others:
+        first += of_other
+    return first
+
+
+def rates_of(counts: Counts) -> dict[str, Any]:
+    """What a run's results hold of an attack."""
+    of_samples = {"members": counts.members, "non_members": counts.non_members}
+    return {"tpr": counts.rate, "interval": list(counts.interval), **of_samples}
+
+
+def clearly_above(counts: Mapping[str, Counts], bound: float | None) -> bool:
+    """Whether even the lower end of an attack's rate is above the bound: few samples alone make no rate high."""
+    return bound is not None and any(of.interval[0] > bound for of in counts.values())
