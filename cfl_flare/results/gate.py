@@ -79,7 +79,7 @@ def check_file(path: Path) -> None:
         measured = summary.get("membership")
         if best and run != folder and measured is not None:
             summary = {**summary, "membership": {**measured, "models": {}}}
-        check_gate(run, summary, [path.stem])
+        check_gate(folder, summary, [path.stem])
 
 
 def gate_lines(summary: Mapping[str, Any]) -> list[str]:

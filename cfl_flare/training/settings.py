@@ -130,8 +130,8 @@ class TrainSettings:
         self._check_task()
         require(
             self.dp is None or not self.membership,
-            f"training: membership = {self.membership} sends counts that dp bounds by no noise; leave it out, as epsilon "
-            "and delta bound what any attack reaches",
+            f"training: membership = {self.membership} sends counts to which dp adds no noise; leave it out, as "
+            "epsilon and delta bound what any attack reaches",
         )
         either = f"local_steps = {self.local_steps} or local_epochs = {self.local_epochs}, not both"
         require(self.local_steps is None or self.local_epochs is None, f"training: give {either}")

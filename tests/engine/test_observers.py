@@ -1,32 +1,42 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Observers: the best round and early stopping, every model at every participant, test samples of each class."""
+"""Observers: the best round and early stopping, every model at every participant, test samples by class, membership."""
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
+from sklearn.metrics import roc_curve
 
+from cfl_flare.cli import main
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import from_dict, parse_spec
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.data import Digits, Samples
 from cfl_flare.engine.early_stopping import EarlyStopping
-from cfl_flare.engine.observers import ClassCounts
+from cfl_flare.engine.observers import ClassCounts, Membership
+from cfl_flare.engine.observers.membership import rates_of
 from cfl_flare.engine.observers.observer import Asked, Probe
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import FedAvg, Participant, build_method
+from cfl_flare.results.gate import why_not
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import load_run, read_lines
 from cfl_flare.training.ensemble import Served
+from cfl_flare.training.membership import ATTACKS, Counts, attacks, counted
 from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.tasks import build_task
 from tests.loop import run_loop
 from tests.play import DATA, MODEL, people
 from tests.tiny import LAYOUT, initial, update
@@ -350,3 +360,209 @@ def test_a_run_with_intervals_says_on_what_they_rest(tmp_path, draws):
     for person in people():
         exact = np.bincount(person.test.y, minlength=10)
         assert summary["test_classes"][person.name] == [n if n == 0 or n >= 10 else None for n in exact]
+
+
+# ---- Membership attacks, and the gate ----
+
+
+def test_attacks_are_counted_at_the_lowest_threshold_that_one_per_cent_of_the_others_pass():
+    members, others = np.array([5.0, 1.0, 3.0, 3.0]), np.array([2.0, 3.0, 0.0])
+    assert counted(members, others) == Counts(1, 4, 0, 3)  # a tie with the threshold does not pass
+    many = np.arange(250.0)  # two may pass: 249 and 248
+    assert counted(np.array([247.0, 247.5, 300.0]), many) == Counts(2, 3, 2, 250)
+    assert counted(np.zeros(4), np.zeros(30)) == Counts(0, 4, 0, 30)  # a model that says the same of everybody
+
+
+def test_the_threshold_is_that_of_scikit_learn_s_curve():
+    rng = np.random.default_rng(0)
+    members, others = rng.normal(1, 1, 137).round(1), rng.normal(0, 1, 421).round(1)
+    scores, truth = np.concatenate((members, others)), np.repeat([1, 0], (137, 421))
+    false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
+    assert counted(members, others).rate == true[false <= 0.01].max() > 0
+
+
+def test_confidence_is_the_logit_of_the_right_label_s_probability():
+    outputs, labels = torch.tensor([[2.0, 0.5, -1.0], [0.0, 3.0, 1.0]]), torch.tensor([0, 2])
+    p = outputs.softmax(dim=1)[range(2), labels].double()
+    close = {"rtol": 1e-5, "atol": 0.0}
+    torch.testing.assert_close(build_task("classification").confidences(outputs, labels), p.logit(), **close)
+    logits, findings = torch.tensor([[1.5], [-0.5]]), torch.tensor([0, 1])
+    expected = torch.tensor([-1.5, -0.5]).double()
+    torch.testing.assert_close(build_task("binary").confidences(logits, findings), expected, **close)
+    numbers = build_task("regression").confidences(torch.tensor([[1.0], [4.0]]), torch.tensor([3.0, 4.0]))
+    assert numbers.tolist() == [-4, 0]
+
+
+def attacked(rounds: int, samples: int = 60, tests: int = 40) -> dict[str, dict[str, Counts]]:
+    """Attacks on a model of random labels, by one of its two participants with unequally many samples."""
+    network = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+    settings = TrainSettings(lr=0.3, local_steps=20, batch_size=20)
+    site, rng = Site(FedAvg(), lambda: network, settings, 0), np.random.default_rng(1)
+    for name, n in (("a", samples), ("b", 30)):
+        train, test = (
+            Samples(rng.normal(size=(m, 20)).astype(np.float32), rng.integers(2, size=m)) for m in (n, tests)
+        )
+        site.add([replace(people()[0], name=name, train=train, test=test)])
+    start = site.runtime.initial(0)
+    model = start
+    for number in range(rounds):
+        trained = [site.learner(name, {}, number).train(model) for name in "ab"]
+        model = trained[0] * (samples / (samples + 30)) + trained[1] * (30 / (samples + 30))
+    return attacks(site.learner("a", {}, rounds), {"untrained": Served.of(start), "trained": Served.of(model)}, 4)
+
+
+def test_a_model_that_memorises_is_found_and_an_untrained_one_is_not():
+    counts = attacked(rounds=8)
+    for attack in ATTACKS:
+        assert counts["trained"][attack].rate > 0.9, attack
+        assert counts["untrained"][attack].rate < 0.1, attack
+        assert counts["trained"][attack].numbers[1:] == (60, 0, 40)
+
+
+def asked_of(samples: int = 20) -> Asked:
+    question = {"shadow_models": 2, "models": [["cluster-1", ["cluster-1"], "logits", []]]}
+    task = Task(("cluster-1",), train=False, evaluate=True, questions={"membership": question})
+    return Asked(Participant("a", "local", samples), task, Result("a"))
+
+
+HONEST = {"loss": [3, 20, 0, 40], "likelihood_ratio": [20, 20, 0, 40]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"models": {"cluster-0": HONEST}}, "should be counts of cluster-1 alone"),
+        ({"models": [HONEST]}, "should be counts of cluster-1 alone"),
+        ({"models": {"cluster-1": {"loss": [3, 20, 0, 40]}}}, "should be counts of loss, likelihood_ratio"),
+        ({"objects": 1}, "and whether it objects"),
+        ({"scores": [0.5]}, "and whether it objects"),
+        *(
+            ({"models": {"cluster-1": {**HONEST, "loss": numbers}}}, message)
+            for numbers, message in (
+                ([21, 20, 0, 40], "of its 20 members, and of others at most 1 %"),
+                ([3, 10**9, 0, 40], "of its 20 members"),  # who says to have many drowns the others' rate
+                ([3, 19, 0, 40], "of its 20 members"),
+                ([3, 20, 1, 99], "of others at most 1 %"),
+                ([3, 20, 0, 0], "of others at most 1 %"),
+                ([3.0, 20, 0, 40], "should be four whole numbers of loss"),
+                ([True, 20, 0, 40], "should be four whole numbers of loss"),
+                ([-1, 20, 0, 40], "should be four whole numbers of loss"),
+                ([3, 20, 0, 40, 5], "should be four whole numbers of loss"),
+                ("3204", "should be four whole numbers of loss"),
+                (None, "should be four whole numbers of loss"),
+            )
+        ),
+    ],
+)
+def test_counts_that_are_not_possible_are_refused(change, message):
+    observer, honest = Membership(2), {"models": {"cluster-1": HONEST}, "objects": False}
+    assert observer.check(honest, asked_of())["models"]["cluster-1"]["loss"] == Counts(3, 20, 0, 40)
+    with pytest.raises(PayloadError, match=message):
+        observer.check({**honest, **change}, asked_of())
+
+
+def test_attacks_that_nobody_asked_for_are_refused():
+    nothing = Asked(Participant("a", "local", 20), Task(("global",), train=False, evaluate=True), Result("a"))
+    with pytest.raises(PayloadError, match="a was not asked to attack models"):
+        Membership(2).check({"models": {}, "objects": False}, nothing)
+
+
+def pooled(answers: dict[str, tuple[str, Counts, bool]], bound: float | None = 0.5, **settings) -> dict[str, Any]:
+    """What a run's results hold of these answers: by participant its site, both attacks' counts, an objection."""
+    observer, facts = Membership(2, bound), dict[str, Any]()
+    settings = ServerSettings(1, **settings)
+    known = {
+        name: {"models": {"cluster-0": dict.fromkeys(ATTACKS, counts)}, "objects_to": ["cluster-0"] * objects}
+        for name, (_, counts, objects) in answers.items()
+    }
+    people_of = {name: Participant(name, site, counts.members) for name, (site, counts, _) in answers.items()}
+    of_round = SimpleNamespace(answers=lambda key: {**known, "late": None})
+    observer.close(SimpleNamespace(round=of_round, participants=people_of, settings=settings), facts)
+    return facts["membership"]
+
+
+def test_the_rate_of_a_cluster_is_of_all_its_members_samples():
+    facts = pooled({"a": ("s", Counts(2, 20, 0, 40), False), "b": ("t", Counts(28, 80, 1, 100), False)})
+    of_loss = facts["models"]["cluster-0"]["attacks"]["loss"]
+    assert (of_loss["tpr"], of_loss["members"], of_loss["non_members"]) == (0.3, 100, 140)
+    np.testing.assert_allclose(of_loss["interval"], binomtest(30, 100).proportion_ci(0.95, "exact"))
+    assert facts["models"]["cluster-0"]["sites"] == 2 and facts["objections"] == facts["single"] == []
+
+
+def test_a_cluster_of_too_few_sites_or_samples_has_no_rate():
+    two_of_one = {"a": ("s", Counts(2, 20, 0, 40), True), "b": ("s", Counts(8, 80, 1, 100), False)}
+    assert pooled(two_of_one, min_sites_per_cluster=2)["models"] == {}
+    assert pooled(two_of_one, min_sites_per_cluster=2)["objections"] == ["cluster-0"]  # it is heard all the same
+    assert pooled(two_of_one, min_samples_per_cluster=101)["models"] == {}
+    assert pooled(two_of_one, min_samples_per_cluster=100)["models"] != {}
+
+
+def test_a_single_member_is_not_drowned_by_the_others():
+    answers = {"a": ("s", Counts(40, 50, 0, 40), False), "b": ("t", Counts(10, 1000, 1, 100), False)}
+    facts = {"membership": pooled(answers, bound=0.1), "training": {}}
+    assert facts["membership"]["models"]["cluster-0"]["attacks"]["loss"]["interval"][1] < 0.1
+    assert "of a single member, attacks tell more than the server's bound of 0.1" in why_not(facts, "cluster-0")
+
+
+def rates(tp: int, members: int = 200, **facts) -> dict[str, Any]:
+    """A summary's facts of one model, to which nobody objects."""
+    attack = rates_of(Counts(tp, members, 0, 90))
+    of_model = {"sites": 3, "attacks": {"loss": rates_of(Counts(0, members, 0, 90)), "likelihood_ratio": attack}}
+    return {"bound": 0.1, "models": {"global": of_model}, "objections": [], "single": [], **facts}
+
+
+@pytest.mark.parametrize(
+    ("membership", "training", "reason"),
+    [
+        (None, {}, None),  # nobody set a bound
+        (rates(10), {}, None),
+        (rates(13), {}, r"likelihood_ratio tells 6.5% .*interval 3.5% to 10.9%.*above the bound of 0.1"),
+        (rates(0, 20), {}, "0.0% .*to 16.8%"),  # so few samples do not show that it is below
+        (rates(13, bound=None), {}, None),
+        (rates(0, bound=None, objections=["global"]), {}, "one of its members objects"),
+        (rates(0, models={}), {}, "no attack was measured on it, and the server's bound is 0.1"),
+        (rates(0, models={"global": {"sites": 3, "attacks": {}}}), {}, "no attack was measured on it"),
+        (rates(0, models={}), {"dp": {"epsilon": 2.0, "delta": 1e-5}}, None),  # exp(2) / 100 = 0.0739
+        (rates(0, models={}), {"dp": {"epsilon": 3.0, "delta": 1e-5}}, "rate of 0.201, and the bound is 0.1"),
+        (rates(0, models={}), {"dp": {"epsilon": None}}, "rate of 1, and"),
+    ],
+)
+def test_what_may_leave(membership, training, reason):
+    summary = {"training": training, **({} if membership is None else {"membership": membership})}
+    why = why_not(summary, "global")
+    assert why is None if reason is None else re.search(reason, why), why
+
+
+def test_onboard_dossier_convert_and_a_job_from_the_model_stop_at_the_gate(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_loop(
+        method=FedAvg(),
+        folder=tmp_path / "run",
+        model=MODEL,
+        source=Digits(),
+        data=DATA,
+        settings=ServerSettings(1),
+        training=TrainSettings(lr=0.1, local_steps=1, membership=2),
+    )
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text())
+    measured = summary["membership"]["models"]["global"]
+    assert measured["attacks"]["loss"]["members"] == sum(len(person.train) for person in people())
+    network = "mlp:input_shape=[1,8,8],num_classes=10"
+    commands = [
+        ["onboard", "run", "--data", "digits"],
+        ["dossier", "run"],
+        ["convert", "run", "--slot", "global", "--out", "onnx"],
+        ["export", "--method", "fedavg", "--model", network, "--initial-ckpt", "run/clusters/global.safetensors"],
+        ["convert", "run/best/clusters/global.safetensors", "--out", "onnx"],
+    ]
+    path.write_text(json.dumps({**summary, "membership": rates(13)}))
+    for command in commands:
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert "'global' stays with its members: " in said and "max_tpr_at_1pct_fpr" in said, said
+        assert ("no attack was measured" if "run/best: " in said else "likelihood_ratio tells 6.5%") in said
+    assert main(["show", "run"]) == 0
+    assert "global stays with its members: the attack" in " ".join(capsys.readouterr().out.split())
+    path.write_text(json.dumps({**summary, "membership": rates(10)}))
+    assert main(commands[1]) == 0 and (tmp_path / "run" / "dossier" / "global" / "global.safetensors").is_file()
