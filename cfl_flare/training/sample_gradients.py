@@ -39,6 +39,7 @@ class SampleGradients:
 
         self._resident = resident
         self._module = GradSampleModule(resident.module, loss_reduction="mean")
+        self._module.GRAD_SAMPLERS = {**GradSampleModule.GRAD_SAMPLERS, nn.Conv2d: _of_convolution}
         self._module.disable_hooks()
 
     def add(self, loss_of: Callable[[], Tensor], max_grad_norm: float, total: Tensor) -> None:
@@ -65,10 +66,18 @@ class SampleGradients:
             with warnings.catch_warnings():  # of torch, as the samples need no gradient
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
                 loss_of().backward()
+            for _, parameter in named:  # a sample without a finite gradient would show, and no factor clips it
+                parameter.grad_sample = torch.nan_to_num(parameter.grad_sample, nan=0.0, posinf=0.0, neginf=0.0)
             clipping.clip_and_accumulate()
         finally:
             self._module.disable_hooks()
         for name, parameter in named:
-            entry = entries[name]
-            total[entry.offset : entry.offset + parameter.numel()] += parameter.summed_grad.flatten()
+            entries[name].view(total).add_(parameter.summed_grad)
             parameter.summed_grad = parameter.grad_sample = None
+
+
+def _of_convolution(layer: nn.Conv2d, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
+    """Opacus unfolds images as if channels came first in memory. Here they come last."""
+    from opacus.grad_sample.conv import compute_conv_grad_sample
+
+    return dict(compute_conv_grad_sample(layer, [a.contiguous() for a in activations], backprops))
