@@ -1,0 +1,177 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a budget of differential privacy costs: methods at epsilon 1, 3, 8 and without, on three sets of hospitals.
+
+Models are measured on the test splits as they are, which no task of a run with a budget asks for. A row ``local`` or
+``majority`` needs no budget, as nothing leaves. ``quarters`` has the same of the hospitals by their number of training
+samples, from the smallest quarter to the largest. A run that is in the file already is not run again.
+
+    CFL_DATA_ROOT=... python benchmarks/budget.py --out benchmarks/results/budget.json
+    CFL_DATA_ROOT=... python benchmarks/budget.py --search --out search.json      learning rates, on validation samples
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import provenance, save_rows
+from plans.blood import PNEUMONIA, TEN
+from plans.hospitals import STROKE
+from plans.plan import Plan
+
+from cfl_flare.cli.specs import build_named
+from cfl_flare.engine.drive import Checkpoints, InProcess, drive
+from cfl_flare.engine.initial_models import initial_models
+from cfl_flare.engine.loop import model_factory
+from cfl_flare.engine.server import Equipment, Server
+from cfl_flare.engine.site import Site
+from cfl_flare.methods import Participant
+from cfl_flare.training.ensemble import Served
+
+DELTA = 1e-5
+EPSILONS = (1.0, 3.0, 8.0, None)
+METHODS = {
+    "fedavg": ("fedavg", None),
+    "fedavg-bias": ("fedavg", "bias"),
+    "wecfl": ("wecfl:k=2", None),
+    "ifca": ("ifca:k=2", None),
+}
+NO_BUDGET = {"majority": ("plans.OwnMajorityClass", None), "local": ("local", None)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Data and how it is learned.
+
+    Attributes:
+        plan: of the data.
+        partition: of the plan.
+        lr: learning rate with a budget; without one, the plan's.
+        local_lr: of local training.
+        norm: what norms gradients are clipped to.
+    """
+
+    plan: Plan
+    partition: str
+    lr: float
+    local_lr: float
+    norm: float = 1.0
+
+
+def _grouped(plan: Plan) -> dict[str, Any]:
+    return {**plan.model, "args": {**plan.model["args"], "norm": "group"}}
+
+
+GROUPED = replace(PNEUMONIA, model=_grouped(PNEUMONIA), rounds=20)
+CASES = {
+    "stroke": Case(STROKE, next(iter(STROKE.partitions)), 0.3, 0.1),
+    "blood": Case(replace(TEN, rounds=20), "labels", 0.05, 0.01),
+    "pneumonia": Case(GROUPED, "labels", 0.05, 0.01),
+}
+
+
+def run(case: Case, row: str, epsilon: float | None, seed: int, **changes: Any) -> dict[str, Any]:
+    """One run, and what its served models are on the test splits."""
+    spec, private = {**METHODS, **NO_BUDGET}[row]
+    budget = None if epsilon is None else {"epsilon": epsilon, "delta": DELTA, "max_grad_norm": case.norm}
+    own_rate = {"local": case.local_lr}.get(row, case.plan.training.lr)
+    lr = own_rate if epsilon is None else case.lr
+    plan = case.plan.altered({"lr": lr, "dp": budget, "score_bins": 0, "measures": (), "bootstrap": 0, **changes})
+    settings = replace(plan.scheduled(seed), evaluate_every=plan.rounds)
+    training = plan.training.over(settings.num_rounds, settings.evaluate_every)
+    begun = time.process_time()
+    method, make_model = build_named(spec, []), model_factory(plan.model)
+    site = Site(method, make_model, training, seed, private=private)
+    site.add(plan.data(case.partition, seed).host(plan.source_of(seed), "local", 0, 1))
+    participants = [
+        Participant(n, n, site.samples(n), d.group, len(d.test) > 0) for n, d in site.hosted.items()
+    ]
+    initial = initial_models(method, make_model, site.runtime.division.public, seed, None)
+    state = method.start(initial, list(site.hosted))
+    layout = site.runtime.division.public
+    server = Server(method, layout, participants, settings, state, Equipment())
+    served: dict[str, Served] = {}
+    drive(server, InProcess(site, {n: n for n in site.hosted}, lambda server: served.__setitem__), Checkpoints())
+    seconds = time.process_time() - begun
+    plain = replace(training, dp=None, measures=("auroc",) if plan.training.task == "binary" else ("auroc", "balanced_accuracy"))
+    judge = Site(method, make_model, plain, seed, private=private)
+    judge.add(site.hosted.values())
+    rows = []
+    for name in site.hosted:
+        learner = judge.learner(name, site.memory[name], plan.rounds)
+        rows.append({"train": len(site.hosted[name].train), "test": learner.tests, **learner.evaluate(served[name])})
+    clusters = server.state.assignment
+    return {"seconds": round(seconds, 1), **averaged(rows), "quarters": quarters(rows), "sizes": sizes(clusters.values())}
+
+
+def averaged(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over test samples; of the AUROC, over those hospitals that have both classes."""
+    rows = list(rows)
+    means = {}
+    for name in ("accuracy", "loss", "auroc", "balanced_accuracy"):
+        there = [(row[name], row["test"]) for row in rows if name in row]
+        if there:
+            values, weights = zip(*there)
+            means[name] = round(float(np.average(values, weights=weights)), 5)
+    return means
+
+
+def quarters(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same of the hospitals by their training samples, in four parts of equally many hospitals."""
+    ordered = sorted(rows, key=lambda row: row["train"])
+    parts = [[ordered[i] for i in part] for part in np.array_split(np.arange(len(ordered)), 4)]
+    return [{"most": part[-1]["train"], **averaged(part)} for part in parts]
+
+
+def sizes(clusters: Iterable[int]) -> list[int]:
+    return sorted(np.unique([int(k) for k in clusters], return_counts=True)[1].tolist(), reverse=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--search", action="store_true", help="learning rates and norms on validation samples")
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with suppress(FileNotFoundError):
+        rows = json.loads(given.out.read_text())["runs"]
+    for key, changes in searched(given) if given.search else planned(given):
+        if any(all(row.get(k) == v for k, v in key.items()) for row in rows):
+            continue
+        case = CASES[key["case"]]
+        case = replace(case, **{name: key[name] for name in ("lr", "norm") if name in key})
+        rows.append({**key, **run(case, key["row"], key["epsilon"], key["seed"], **changes)})
+        print(json.dumps({k: v for k, v in rows[-1].items() if k != "quarters"}), flush=True)
+        save_rows(given.out, provenance(), runs=rows)
+
+
+def planned(given: argparse.Namespace) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
+    for seed in given.seeds:
+        for name in given.cases:
+            for row in NO_BUDGET:
+                yield {"case": name, "row": row, "epsilon": None, "seed": seed}, {}
+            for epsilon in EPSILONS:
+                for row in METHODS:
+                    yield {"case": name, "row": row, "epsilon": epsilon, "seed": seed}, {}
+
+
+def searched(given: argparse.Namespace) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
+    for name in given.cases:
+        for norm in (0.3, 1.0):
+            for lr in (0.02, 0.1, 0.5, 2.0):
+                key = {"case": name, "row": "fedavg", "epsilon": 3.0, "seed": 100, "lr": lr, "norm": norm}
+                yield key, {"measured_on": "validation", **({} if name == "stroke" else {"validation": 0.2})}
+
+
+if __name__ == "__main__":
+    main()
