@@ -44,6 +44,7 @@ METHODS = {
     "wecfl": ("wecfl:k=2", None),
     "ifca": ("ifca:k=2", None),
 }
+MEASURES = {"binary": ("auroc",), "classification": ("auroc", "balanced_accuracy")}
 NO_BUDGET = {"majority": ("plans.OwnMajorityClass", None), "local": ("local", None)}
 
 
@@ -91,9 +92,7 @@ def run(case: Case, row: str, epsilon: float | None, seed: int, **changes: Any) 
     method, make_model = build_named(spec, []), model_factory(plan.model)
     site = Site(method, make_model, training, seed, private=private)
     site.add(plan.data(case.partition, seed).host(plan.source_of(seed), "local", 0, 1))
-    participants = [
-        Participant(n, n, site.samples(n), d.group, len(d.test) > 0) for n, d in site.hosted.items()
-    ]
+    participants = [Participant(n, n, site.samples(n), d.group, len(d.test) > 0) for n, d in site.hosted.items()]
     initial = initial_models(method, make_model, site.runtime.division.public, seed, None)
     state = method.start(initial, list(site.hosted))
     layout = site.runtime.division.public
@@ -101,15 +100,17 @@ def run(case: Case, row: str, epsilon: float | None, seed: int, **changes: Any) 
     served: dict[str, Served] = {}
     drive(server, InProcess(site, {n: n for n in site.hosted}, lambda server: served.__setitem__), Checkpoints())
     seconds = time.process_time() - begun
-    plain = replace(training, dp=None, measures=("auroc",) if plan.training.task == "binary" else ("auroc", "balanced_accuracy"))
+    plain = replace(
+        training, dp=None, measures=("auroc",) if plan.training.task == "binary" else ("auroc", "balanced_accuracy")
+    )
     judge = Site(method, make_model, plain, seed, private=private)
     judge.add(site.hosted.values())
     rows = []
     for name in site.hosted:
         learner = judge.learner(name, site.memory[name], plan.rounds)
         rows.append({"train": len(site.hosted[name].train), "test": learner.tests, **learner.evaluate(served[name])})
-    clusters = server.state.assignment
-    return {"seconds": round(seconds, 1), **averaged(rows), "quarters": quarters(rows), "sizes": sizes(clusters.values())}
+    clusters = sizes(server.state.assignment.values())
+    return {"seconds": round(seconds, 1), **averaged(rows), "quarters": quarters(rows), "sizes": clusters}
 
 
 def averaged(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:

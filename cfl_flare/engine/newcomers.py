@@ -167,7 +167,7 @@ class Finished:
                 check_memory(4 * layout.nbytes, f"{self.folder}: its model")  # built, flat, gradients, an update
             self.method = build_method(self.summary["method"], authorize)
             require_whole(str(self.folder), seed=self.summary["seed"] + 1)
-            training = from_dict(TrainSettings, self.summary["training"], "training")
+            training = from_dict(TrainSettings, {**self.summary["training"], "dp": None}, "training")  # nothing leaves
             seed, private = self.summary["seed"], self.summary.get("private")
             self._site = Site(self.method, self.make_model, training, seed, authorize=authorize, private=private)
             self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))

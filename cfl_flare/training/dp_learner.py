@@ -31,7 +31,12 @@ def check_training(settings: TrainSettings, task: LearningTask) -> None:
     for name, value, default, reason in (
         ("score_bins", settings.score_bins, 0, "histograms are nearly the scores themselves"),
         ("bootstrap", settings.bootstrap, 0, "draws show how far single losses are spread"),
-        ("measures", settings.measures, (), "only accuracy and loss have a bound for one sample"),
+        (
+            "measures",
+            tuple(n for n in settings.measures if n not in MEASURES),
+            (),
+            "only accuracy and loss have a bound for one sample",
+        ),
         ("class_weights", settings.class_weights, None, "weights of classes depend on all samples"),
         ("precision", settings.precision, "float32", "norms of gradients are not exact in it"),
     ):

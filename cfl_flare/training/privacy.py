@@ -23,8 +23,8 @@ from cfl_flare.core.errors import BudgetError, ConfigError
 from cfl_flare.core.settings import check_settings, setting
 
 TRAIN, TEST = "train", "test"
-# Orders of the Rényi divergence; an epsilon is the least that one of them gives. Whole ones are computed a hundred times
-# faster, and cost less than a hundredth of an epsilon below 10.
+# Orders of the Rényi divergence; an epsilon is the least that one of them gives. Whole ones are computed a hundred
+# times faster, and cost less than a hundredth of an epsilon below 10.
 ORDERS = (*range(2, 33), 36, 40, 44, 48, 56, 64, 80, 96, 128, 192, 256, 512)
 # Shares of the budget of training samples that their count, and the method's choices or losses, get.
 OF_COUNT, OF_ANSWERS = 0.02, 0.1

@@ -138,6 +138,9 @@ METHODS: dict[str, tuple[str, ...]] = {
             "con-cks": ("contrastive:scope=head", "knowledge_sharing:scope=backbone"),
         }.items()
     },
+    "ifca-dp": (*method("ifca:k=3"), "--dp", "epsilon=20,max_loss=2"),
+    "ditto-bias-dp": (*method("ditto", PROX), "--private", "bias", "--dp", "epsilon=20"),
+    "clove-dp": (*method("clove:k=3"), "--dp", "epsilon=20,noise_multiplier=3"),
     "fesem-con-cks": method("fesem:k=3,clustering_rounds=2", "contrastive:scope=head", f"{PAIRWISE},scope=backbone"),
 }
 
@@ -202,7 +205,7 @@ BOTH_SCHEDULES = ("patience", "cross-site")
 LOOP_ONLY = ("fedavg-uniform", "fedprox-finetune", "ifca-few-samples", "fesem-few-shot", "wecfl-few-shot", "wecfl-head")
 LOOP_ONLY += ("fedac-l2", "fedac-merges", "fedcuau-fedprox", "fedcuau-fedbabu", "fl-hc-threshold", "ifca-finetune")
 LOOP_ONLY += ("ifca-cam-damped", "ifca-cam-alternating", "ifca-cam-finetune", "wecfl-cam", "fedavg+finetune")
-LOOP_ONLY += ("together-cuau", "fedavg-prox", "ditto-prox", "fesem-con-cks")
+LOOP_ONLY += ("clove-dp", "ditto-bias-dp", "together-cuau", "fedavg-prox", "ditto-prox", "fesem-con-cks")
 LOOP_ONLY += tuple(f"ifca-{name}" for name in ("con", "con-head", "con-rep", "cks", "cks-pairwise", "prox"))
 FLARE_VARIANTS = {"sample": ("fedac", "ifca", "ditto"), "unseen": ("wecfl", "ifca-cam", "fedper")}
 RESUMED_IN_FLARE = ("wecfl", "ditto", "fedac", "fedcuau", "together")

@@ -1,0 +1,350 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Differential privacy of a participant: plans, counts, and each mechanism by hand with noise of zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from cfl_flare.core.errors import BudgetError, ConfigError
+from cfl_flare.core.params import Params
+from cfl_flare.data import ParticipantData, Samples
+from cfl_flare.engine.site import Site
+from cfl_flare.engine.task import Task
+from cfl_flare.methods import IFCA, CLoVE, Ditto, FedAvg, FedSoft, Local, Method
+from cfl_flare.methods.penalties import Proximal
+from cfl_flare.training.dp_learner import DPLearner
+from cfl_flare.training.privacy import (
+    ORDERS,
+    TEST,
+    TRAIN,
+    DPSettings,
+    NoBooks,
+    NoisePlan,
+    Queries,
+    RoundAccount,
+    Spend,
+    SystemRandomness,
+    count_spend,
+    epsilon_of,
+    rdp_of,
+)
+from cfl_flare.training.settings import TrainSettings
+
+torch.set_num_threads(1)
+
+X, Y = np.array([[1.0], [2.0], [-0.5], [8.0]], np.float32), np.array([0, 1, 0, 1])
+TESTED = np.array([[1.0], [-1.0], [3.0]], np.float32), np.array([1, 1, 0])
+
+
+class Line(nn.Module):
+    """One finding and one weight: the logit ``w x``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(1, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.line(x)
+
+
+class Still:
+    """Randomness without noise: samples take part whose number in ``drawn`` is below their rate."""
+
+    def __init__(self, drawn: Sequence[float] = (), normal: float = 0.0):
+        self.drawn, self.normal = drawn, normal
+
+    def random(self, size: int) -> np.ndarray:
+        return np.array(self.drawn[:size]) if len(self.drawn) else np.full(size, math.exp(-1.0))  # Gumbel's 0
+
+    def standard_normal(self, size: int) -> np.ndarray:
+        return np.full(size, self.normal)
+
+
+class Books(NoBooks):
+    """What a participant entered, in order."""
+
+    def __init__(self, counts: Mapping[str, int] | None = None):
+        self.entered: list[tuple[int, Spend]] = []
+        self._counts = counts
+
+    def spend(self, participant: str, round_number: int, spends: Sequence[Spend]) -> None:
+        self.entered += [(round_number, spend) for spend in spends]
+
+    def counts(self, participant: str) -> Mapping[str, int] | None:
+        return self._counts
+
+
+def site_of(
+    method: Method | None = None, books: Books | None = None, tested: bool = True, **changes: Any
+) -> tuple[Site, ParticipantData]:
+    dp = {"epsilon": 3.0, "max_grad_norm": 1.0, "rounds": 2, "measured": 1, **changes.pop("dp", {})}
+    training = {"lr": 0.1, "momentum": 0.0, "batch_size": 2, "local_steps": 1, "task": "binary", "dp": dp, **changes}
+    books = books or Books({TRAIN: 5, TEST: 4})
+    test = TESTED if tested else (X[:0], Y[:0])
+    site = Site(method or FedAvg(), Line, TrainSettings(**training), seed=0, books=books)
+    data = ParticipantData("p", Samples(X, Y), Samples(*test))
+    site.add([data])
+    return site, data
+
+
+def learner_of(site: Site, randomness: Still, round_number: int = 0) -> DPLearner:
+    learner = site.learner("p", {}, round_number)
+    assert isinstance(learner, DPLearner)
+    learner._randomness = lambda purpose: randomness
+    return learner
+
+
+def line(site: Site, weight: float) -> Params:
+    return Params(site.runtime.initial(0).layout, np.array([weight], np.float32))
+
+
+def sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value))
+
+
+def test_a_step_is_the_clipped_sum_over_the_expected_size_of_a_batch():
+    """Samples 0, 1 and 3 take part; at w = 0 their gradients are 0.5, -1 and -4, and the last is scaled to -1."""
+    site, _ = site_of()
+    trained = learner_of(site, Still([0.1, 0.2, 0.9, 0.3])).train(line(site, 0.0))
+    # The participant says that it has 5 samples, so that the rate is 2 / 5 and the expected size 2.
+    assert trained.vector == pytest.approx([-0.1 * (0.5 - 1 - 1) / 2])
+
+
+def test_noise_has_the_planned_deviation():
+    site, _ = site_of()
+    learner = learner_of(site, Still([0.9] * 4, normal=1.0))  # nobody takes part
+    sigma = learner._plan.training.noise_multiplier
+    assert learner.train(line(site, 0.0)).vector == pytest.approx([-0.1 * sigma / 2])
+
+
+def test_a_proximal_term_is_added_to_the_noisy_gradient():
+    """It says nothing of a sample, and no noise is needed for it: mu w = 3 * 0.5 at the second step."""
+    site, _ = site_of(FedAvg(penalties=[Proximal(mu=3.0)]), local_steps=2)
+    learner = learner_of(site, Still([0.9] * 4, normal=0.0))
+    from cfl_flare.methods import Download
+
+    start = line(site, 0.0)
+    (term,) = site.method.terms(Download(("global",), (start,)), "global")
+    assert learner.train(line(site, 0.5), [term]).vector == pytest.approx([0.5 * (1 - 0.1 * 3) ** 2])
+
+
+def test_losses_are_clipped_sums_over_the_count_that_was_said():
+    """At w = 1 and w = -1; the last sample's loss at w = -1 is 8.0003, and counts as 4."""
+    site, _ = site_of(CLoVE(k=2))
+    losses = learner_of(site, Still()).losses([line(site, 1.0), line(site, -1.0)])
+
+    def summed(w: float) -> float:
+        return sum(min(4.0, -math.log(sigmoid(w * x if y else -w * x))) for x, y in zip(X[:, 0].tolist(), Y.tolist()))
+
+    assert losses == pytest.approx([summed(1.0) / 5, summed(-1.0) / 5], rel=1e-5)
+    noisy = learner_of(site, Still(normal=1.0)).losses([line(site, 1.0), line(site, -1.0)])
+    deviation = site._accounts["p"].plan.answer.noise_multiplier * 4 * math.sqrt(2)
+    assert noisy == pytest.approx(np.clip([(summed(w) + deviation) / 5 for w in (1.0, -1.0)], 0, 4))
+
+
+def test_measures_are_hits_and_clipped_losses_over_the_count_that_was_said():
+    """At w = 1 one of three is right; the losses are 0.313, 1.313 and 3.049; four test samples were said."""
+    site, _ = site_of()
+    learner = learner_of(site, Still())
+    measured = learner.measured(learner.tested(line(site, 1.0)))
+    losses = [-math.log(sigmoid(1.0)), -math.log(sigmoid(-1.0)), -math.log(sigmoid(-3.0))]
+    assert measured == pytest.approx({"accuracy": 1 / 4, "loss": sum(losses) / 4}, rel=1e-5)
+
+
+def test_choices_are_as_frequent_as_the_exponential_mechanism_says():
+    """P(k) is proportional to exp(-2 L_k / (s max_loss)) for sums of losses L_k and the noise multiplier s."""
+    site, _ = site_of(IFCA(k=3), dp={"epsilon": 20.0, "max_loss": 2.0})
+    models = [line(site, w) for w in (0.0, 1.0, -0.3)]
+    plan, rng = site._accounts["p"].plan, np.random.default_rng(0)
+    counts = np.zeros(3)
+    for _ in range(4000):
+        learner = learner_of(site, rng)  # type: ignore[arg-type]
+        counts[learner.choice(models)] += 1
+        assert learner.choice(models) == learner.choice(models)  # asked again, it costs nothing and says the same
+    sums = learner._loss_sums(models)
+    weights = np.exp(-2 * (sums - sums.min()) / (plan.answer.noise_multiplier * 2.0))
+    expected = 4000 * weights / weights.sum()
+    assert ((counts - expected) ** 2 / expected).sum() < 13.8  # chi-square of 2 degrees at 0.001
+    assert expected.min() > 100
+
+
+def test_counts_are_said_once():
+    """A count that was written down is said again, and spends nothing more."""
+    books = Books({TRAIN: 7, TEST: 2})
+    site, _ = site_of(books=books)
+    assert site.samples("p") == 7 and site.learner("p", {}, 0).samples == 7
+    assert not books.entered
+    drawn = {Site.samples(site_of(books=Books(), dp={"epsilon": e})[0], "p") for e in (0.5, 500.0)}
+    assert len(drawn) == 2 and all(count >= 1 for count in drawn)
+
+
+def test_what_is_spent_is_entered_before_noise_is_drawn():
+    class Stops(Still):
+        def standard_normal(self, size: int) -> np.ndarray:
+            raise KeyboardInterrupt
+
+    books = Books({TRAIN: 5, TEST: 4})
+    site, _ = site_of(IFCA(k=2), books=books)
+    models = [line(site, 0.0), line(site, 1.0)]
+    for work in (lambda it: it.train(models[0]), lambda it: it.measured(it.tested(models[0]))):
+        with pytest.raises(KeyboardInterrupt):
+            work(learner_of(site, Stops([0.1] * 4)))
+    learner_of(site, Still()).choice(models)
+    assert [spend.what for _, spend in books.entered] == ["training", "metrics", "choice"]
+
+
+@pytest.mark.parametrize("method", [FedAvg(), IFCA(k=2), CLoVE(k=2), Ditto(), Local()], ids=lambda m: m.name)
+def test_a_whole_run_spends_its_epsilon_and_no_more(method):
+    """All that a round can enter, in all rounds, and once more what is measured and chosen after the last."""
+    books, queries = Books(), method.traits.queries
+    site, _ = site_of(method, books=books, dp={"rounds": 5, "measured": 5})
+    account = site._accounts["p"]
+    for number in range(6):
+        view = RoundAccount(account, number)
+        for what, times in (("choice", queries.choices), ("losses", queries.losses)):
+            for _ in range(times):
+                view.enter(account.plan.answer, what)
+        for _ in range(queries.trainings if number < 5 else 0):
+            view.enter(account.plan.training, "training")
+        if number:
+            view.enter(account.plan.metrics, "metrics")
+    spends = {split: [s for _, s in books.entered if s.split == split] for split in (TRAIN, TEST)}
+    for split, of_split in spends.items():
+        epsilon = epsilon_of(rdp_of([count_spend(account.dp, split), *of_split]), account.dp.delta)
+        assert 0.99 * 3.0 < epsilon <= 3.0, (split, epsilon)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.floats(0.2, 20), st.integers(1, 60), st.integers(5, 5000), st.integers(1, 64), st.integers(1, 20),
+    st.integers(1, 2), st.integers(0, 1),
+)  # fmt: skip
+def test_no_plan_spends_more_than_its_epsilon(epsilon, rounds, samples, batch, steps, trainings, choices):
+    dp, queries = DPSettings(epsilon).over(rounds), Queries(trainings, choices)
+    plan = NoisePlan.of(dp, queries, samples, batch, steps)
+    spends = [count_spend(dp, TRAIN), replace(plan.answer, steps=(rounds + 1) * choices)] if choices else []
+    spends += [replace(plan.training, steps=plan.training.steps * rounds * trainings)]
+    assert epsilon_of(rdp_of(spends), dp.delta) <= epsilon
+
+
+def test_with_a_noise_multiplier_a_participant_stops_once_epsilon_is_spent():
+    """The plan pays for as many rounds as fit, and the next training is refused with the number."""
+    site, _ = site_of(dp={"noise_multiplier": 2.0, "rounds": 500, "epsilon": 6.0})
+    account = site._accounts["p"]
+    rounds = account.plan.rounds
+    assert 0 < rounds < 500
+
+    def epsilon(count: int) -> float:
+        return epsilon_of(rdp_of([count_spend(account.dp, TRAIN), *[account.plan.training] * count]), account.dp.delta)
+
+    assert epsilon(rounds) <= 6.0 < epsilon(rounds + 1)
+    RoundAccount(account, rounds - 1).enter(account.plan.training, "training")
+    with pytest.raises(BudgetError, match=rf"epsilon = 6.0 pays for 1 a round in {rounds} rounds of training"):
+        RoundAccount(account, rounds).enter(account.plan.training, "training")
+
+
+def test_a_method_that_asks_for_more_than_it_declares_is_refused():
+    class Greedy(FedAvg):
+        """Trains twice, and declares it once."""
+
+        def local_update(self, learner, download):
+            learner.train(download.models[0])
+            return super().local_update(learner, download)
+
+    site, _ = site_of(Greedy())
+    task = Task(("global",), train=True, evaluate=False)
+    result = site.carry_out("p", task, {"global": line(site, 0.0)}, 0)
+    assert result.error == "budget" and result.update is None
+
+
+def test_a_result_says_the_noisy_count_and_noisy_measures_alone():
+    site, _ = site_of()
+    task = Task(("global",), train=True, evaluate=True)
+    result = site.carry_out("p", task, {"global": line(site, 0.0)}, 1)
+    assert result.error is None and result.update is not None and result.update.samples == 5
+    assert {*result.answers} == {"metrics"} and {*result.metrics} == {"served_accuracy", "served_loss"}
+
+
+def test_secret_randomness_differs_and_seeded_does_not():
+    def trained(secret: bool) -> np.ndarray:
+        site, _ = site_of(books=Books({TRAIN: 5, TEST: 4}))
+        site._secret = secret
+        return site.learner("p", {}, 0).train(line(site, 0.0)).vector
+
+    assert trained(False) == trained(False)
+    assert trained(True) != trained(True)
+
+
+def test_the_operating_systems_normal_numbers_are_normal():
+    """Five deviations of the mean and of the variance of a hundred thousand."""
+    drawn = SystemRandomness().standard_normal(100_000)
+    assert abs(drawn.mean()) < 5 / math.sqrt(1e5) and abs(drawn.var() - 1) < 5 * math.sqrt(2 / 1e5)
+    uniform = SystemRandomness().random(100_000)
+    assert 0 < uniform.min() < uniform.max() < 1 and abs(uniform.mean() - 0.5) < 5 / math.sqrt(12e5)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "words"),
+    [
+        (FedSoft(k=2), {}, "method fedsoft"),
+        (FedAvg(finetune=True), {}, "fine-tuning"),
+        (FedAvg(), {"score_bins": 200}, "score_bins = 200"),
+        (FedAvg(), {"bootstrap": 200}, "bootstrap = 200"),
+        (FedAvg(), {"measures": ("auroc",)}, "measures"),
+        (FedAvg(), {"class_weights": "balanced"}, "class_weights"),
+        (FedAvg(), {"task": "survival"}, "no mean over samples"),
+        (FedAvg(), {"dp": {"epsilon": 0}}, "epsilon = 0"),
+        (FedAvg(), {"dp": {"delta": 2}}, "delta = 2"),
+        (FedAvg(), {"dp": {"noise": 2}}, "noise"),
+    ],
+)
+def test_what_breaks_the_guarantee_is_refused(method, changes, words):
+    with pytest.raises(ConfigError, match="dp") as error:
+        site_of(method, **changes)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_network_that_mixes_samples_is_refused_with_the_way_out():
+    from cfl_flare.models import FashionCNN
+
+    dp = {"epsilon": 3.0, "rounds": 2, "measured": 1}
+    with pytest.raises(ConfigError, match=r"BatchNorm2d mixes the samples of a batch; take .* norm=group,"):
+        Site(FedAvg(), lambda: FashionCNN((1, 8, 8), 3), TrainSettings(dp=dp), seed=0)
+    Site(FedAvg(), lambda: FashionCNN((1, 8, 8), 3, norm="group"), TrainSettings(dp=dp), seed=0)
+
+
+def test_nothing_else_of_a_private_learner_answers():
+    site, _ = site_of()
+    learner, model = learner_of(site, Still()), line(site, 0.0)
+    for work in (
+        lambda: learner.labels,
+        lambda: learner.gradient(model),
+        lambda: learner.features(model),
+        lambda: learner.sample_losses([model]),
+        lambda: learner.adapted(model, 1, 0.1),
+        lambda: learner.train(model, epochs=1),
+        lambda: learner.train(model, inner_lr=0.1),
+        lambda: learner.evaluate(model),
+    ):
+        with pytest.raises(ConfigError, match="have no mechanism here that protects single samples"):
+            work()
+    outputs = learner.tested(model)
+    assert learner.score_counts(outputs) is learner.class_counts(outputs) is learner.resampled(outputs, [], 5) is None
+
+
+def test_a_gaussian_is_what_the_literature_says():
+    """The divergence at order alpha is alpha / (2 sigma^2), and several add up (Mironov 2017)."""
+    rdp = rdp_of([Spend("", TRAIN, 2.0), Spend("", TRAIN, 1.0, steps=3)])
+    assert rdp == pytest.approx(np.array(ORDERS) * (1 / 8 + 3 / 2))
+    assert epsilon_of(rdp_of([]), 1e-5) == 0.0
