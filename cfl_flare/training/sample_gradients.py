@@ -24,9 +24,7 @@ def check_network(module: nn.Module) -> None:
     if errors:
         layers = sorted({type(m).__name__ for m in module.modules() if "BatchNorm" in type(m).__name__})
         reason = f"{layers[0]} mixes the samples of a batch" if layers else str(errors[0]).splitlines()[0]
-        way_out = (
-            "take a network with GroupNorm (resnet18:norm=group) or without such layers; private layers do not help"
-        )
+        way_out = "take a network with norm=group, as resnet18:norm=group, or one without; private layers do not help"
         raise ConfigError(f"model {type(module).__name__}: dp protects single samples, and {reason}; {way_out}")
 
 

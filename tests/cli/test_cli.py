@@ -413,6 +413,7 @@ def test_a_study_is_written_as_one_job(study_of, tmp_path):
         (["--job", "jobs", "--out", "x"], "--out is where a study on this machine goes; with --job, leave it out"),
         (["--job", "jobs", "--validation", "0"], "study: validation = 0.0 sets no samples aside"),
         (["--job", "jobs", "--bootstrap", "0"], "study: bootstrap = 0 leaves differences without intervals"),
+        (["--job", "jobs", "--dp", "epsilon=3"], "study: dp would be spent once for each candidate"),
         (["--job", "jobs", "--rounds", "1"], "study: rounds = 1 is spent"),
         (["--job", "jobs", "--name", "a/b"], "--name = 'a/b' should be letters"),
         (["--job", "jobs", "--rungs", "0"], "study: rungs = 0 should be in [1, 8]"),

@@ -246,6 +246,10 @@ def study_plan(plan: RunPlan) -> RunPlan:
         plan.training is not None and plan.training.bootstrap > 0,
         "study: bootstrap = 0 leaves differences without intervals; give a number of draws, such as 200",
     )
+    require(
+        plan.training is None or plan.training.dp is None,
+        "study: dp would be spent once for each candidate; leave it out, and train the chosen method alone with it",
+    )
     early = plan.server.stop_cond is not None or plan.server.patience is not None
     require(not early, "study: stop_cond and patience end candidates at different rounds; leave them out")
     return replace(plan, data=replace(plan.data, measured_on="validation"))
