@@ -107,7 +107,7 @@ def gate_run(cell: GateRun, shadow_models: int = 4, bound: float = BOUND) -> dic
     participants = [Participant(name, name, regime.samples) for name in names]
     initial = initial_models(method, model_factory(regime.model), site.runtime.division.public, cell.seed, None)
     attacks = Membership(shadow_models, bound)
-    equipment = Equipment(observers=observers_of(settings, membership=attacks))
+    equipment = Equipment(observers=[*observers_of(settings), attacks])
     start = method.start(initial, names)
     server = Server(method, site.runtime.division.public, participants, settings, start, equipment)
     drive(server, InProcess(site, {name: name for name in names}), Checkpoints())

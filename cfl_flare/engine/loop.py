@@ -155,8 +155,7 @@ def _observers(site: Site, settings: ServerSettings) -> list[Observer]:
     runtime = site.runtime
     scored = Scored.of(site.score_shape, runtime.task.link, settings.floor.sites, real=False)
     training = runtime.settings
-    attacks = Membership(training.membership)
-    return observers_of(settings, scored=scored, bootstrap=training.bootstrap, membership=attacks)
+    return [*observers_of(settings, scored=scored, bootstrap=training.bootstrap), Membership(training.membership)]
 
 
 def _keeper(recorder: Recorder, site: Site, server: Server) -> Callable[[str, Served], None]:

@@ -25,14 +25,14 @@ from cfl_flare.engine.drive import Checkpoints
 from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.indicator import check_task, logits_for
 from cfl_flare.engine.initial_models import initial_models
-from cfl_flare.engine.observers import Membership, observers_of
+from cfl_flare.engine.observers import observers_of
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import check_private
 from cfl_flare.engine.task import Task
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy, simulated
-from cfl_flare.flare.policy import Policy, limited_paths
+from cfl_flare.flare.policy import limited_paths
 from cfl_flare.flare.schema import decode_results
 from cfl_flare.methods import Participant, ServerState, build_method
 from cfl_flare.methods.slots import travelling, with_parts
@@ -163,8 +163,7 @@ class ClusteringAggregator(ModelAggregator):
         of_scores = (shape, task.link, settings.floor.sites)
         scored = None if shape is None else Scored.of(*of_scores, not simulated(fl_ctx))
         ranges = task.ranges(training.measures) if self.ranged else None
-        attacks = Membership(training.membership, Policy.of(fl_ctx).max_tpr_at_1pct_fpr)
-        asking = observers_of(settings, ranges, scored, training.bootstrap, start.drawn, attacks)
+        asking = observers_of(settings, ranges, scored, training.bootstrap, start.drawn)
         equipment = replace(
             equipment,
             logits=logits,

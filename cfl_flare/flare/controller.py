@@ -18,6 +18,7 @@ from cfl_flare.core.settings import from_attributes, keep, shows
 from cfl_flare.engine.drive import Transport, drive
 from cfl_flare.engine.min_cluster_size import MEANS_FOLDER, Means
 from cfl_flare.engine.observers.lineage import Lineage
+from cfl_flare.engine.observers.membership import Membership
 from cfl_flare.engine.plan import AssignSettings, ControllerSettings
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
@@ -158,6 +159,7 @@ class ClusteredController(PerSiteController):
             earlier_means=self._means,
             observers=[
                 JobEvents(self, aggregator, start.announces, self._controller_settings.memory_gc_rounds),
+                Membership(self._training.membership, Policy.of(self.fl_ctx).max_tpr_at_1pct_fpr),
                 lineage,
             ],
         )

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,10 @@ def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, penalties
 
 
 def test_four_sites_give_the_loop_s_models_their_results_and_flare_s_artifacts(tmp_path):
-    run_dir = in_simulator(tmp_path / "flare", 4, method=WECFL, sample=6, evaluate_trained=True, keep_features=True)
-    loop = in_loop(tmp_path / "loop", built(WECFL), sample=6)
+    attacked = {"lr": 0.05, "membership": 4}
+    settings = {"training": attacked, "evaluate_trained": True, "keep_features": True}
+    run_dir = in_simulator(tmp_path / "flare", 4, method=WECFL, sample=6, **settings)
+    loop = in_loop(tmp_path / "loop", built(WECFL), sample=6, training=attacked)
     assert_same_models(run_dir, loop)
     run = load_run(run_dir / "cfl")
     assert run.assignments == load_run(loop / "cfl").assignments
@@ -138,6 +141,12 @@ def test_four_sites_give_the_loop_s_models_their_results_and_flare_s_artifacts(t
     assert run.summary["final"]["ari"] == 1.0
     assert run.rounds[0]["trained_accuracy"] >= 0  # asked for
     assert {p["site"] for p in run.summary["participants"]} == {f"site-{i}" for i in (1, 2, 3, 4)}
+    of_attacks, in_process = (load_run(of / "cfl").summary["membership"]["models"] for of in (run_dir, loop))
+    assert {k: of["attacks"] for k, of in of_attacks.items()} == {k: of["attacks"] for k, of in in_process.items()}
+    members = Counter[str]()
+    for person in run.summary["participants"]:
+        members[f"cluster-{person['cluster']}"] += person["samples"]
+    assert members == {k: of["attacks"]["likelihood_ratio"]["members"] for k, of in of_attacks.items()}
     assert len(run.feature_files) == 3
     for name in ("accuracy", "cluster_sizes", "analysis", "flows"):
         assert (run_dir / "cfl" / f"{name}.png").stat().st_size > 1000

@@ -31,7 +31,6 @@ def observers_of(
     scored: Scored | None = None,
     bootstrap: int = 0,
     drawn: Sequence[str] = (),
-    membership: Membership | None = None,
 ) -> list[Observer]:
     """A run's observers, in the order in which they complete a round's record.
 
@@ -41,7 +40,6 @@ def observers_of(
         scored: what participants' histograms of scores are of; None where none are asked for.
         bootstrap: how often participants draw their test splits anew to measure the final models.
         drawn: which measures they compute on draws; none for all.
-        membership: attacks on the final models; None for none.
     """
     share, stopping = settings.max_weight_share, settings.early_stopping
     return [
@@ -51,7 +49,6 @@ def observers_of(
         Bootstrap(bootstrap, drawn, share, ranges),
         ClassCounts(bootstrap > 0),
         CrossSite(settings.cross_site_evaluation, ranges),
-        membership or Membership(),
         Recording(),
         Stopping(stopping),
     ]
