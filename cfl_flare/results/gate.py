@@ -47,7 +47,7 @@ def why_not(summary: Mapping[str, Any], model: str) -> str | None:
         said = f"epsilon = {private.get('epsilon')} allows attacks a true positive rate of {limit:.3g}"
         return f"{said}, and the bound is {bound:g}" if limit > bound else None
     if of_model is None or not of_model["attacks"]:
-        return f"no attack was measured on it, and the server's bound is {bound:g}; set membership to 4 in the job"
+        return f"no attack was measured on it, and the server's bound is {bound:g}; set membership to 16 in the job"
     if model in measured["single"]:
         return f"of a single member, attacks tell more than the server's bound of {bound:g}"
     name, worst = max(of_model["attacks"].items(), key=lambda item: item[1]["interval"][1])

@@ -7,7 +7,7 @@ The participant attacks the model itself, on its own samples, and four counts of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
@@ -16,9 +16,11 @@ import torch
 from cfl_flare.core.params import Params
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
+from cfl_flare.training.measures import LARGEST
 from cfl_flare.training.runtime import Split
 
-# An attack by the loss alone (Yeom et al. 2018), and the offline likelihood ratio (Carlini et al. 2022, sec. V-B).
+# An attack by the loss alone (Yeom et al. 2018), and by the likelihood's ratio to that of models that have not seen the
+# sample (offline RMIA, Zarifzadeh et al. 2024, with a = 0; with few models it is stronger than one with a Gaussian).
 LOSS, LIKELIHOOD_RATIO = "loss", "likelihood_ratio"
 ATTACKS = (LOSS, LIKELIHOOD_RATIO)
 # Of so many samples that are no members, an attack may take one for a member: a false positive rate of 1 %.
@@ -87,10 +89,6 @@ def counted(members: np.ndarray, others: np.ndarray) -> Counts:
 def attacks(learner: Learner, models: Mapping[str, Served], shadow_models: int) -> dict[str, dict[str, Counts]]:
     """Attacks models with a participant's samples.
 
-    In the likelihood ratio, a sample's confidence without it is a Gaussian. Its mean is that of half of the shadow
-    models, and its deviation is the same for all samples: few models do not tell them apart (Carlini et al. 2022, sec.
-    VI-C). So the score is how far the target's confidence is above that mean.
-
     Args:
         learner: the participant, after the run's last round.
         models: the targets, by name.
@@ -102,20 +100,26 @@ def attacks(learner: Learner, models: Mapping[str, Served], shadow_models: int) 
     Raises:
         AbortedError: the job was aborted.
     """
-    means = [np.mean(of_split, axis=0) for of_split in zip(*outside(learner, shadow_models))]
+    usual = [mean_likelihood(of_split) for of_split in zip(*outside(learner, shadow_models))]
     counts = {}
     for name, served in models.items():
-        sure = confidences(learner, served)
-        unusual = [of_split - mean for of_split, mean in zip(sure, means)]
-        counts[name] = {LOSS: counted(*sure), LIKELIHOOD_RATIO: counted(*unusual)}
+        likelihoods = log_likelihoods(learner, served)
+        ratios = [of_split - mean for of_split, mean in zip(likelihoods, usual)]
+        counts[name] = {LOSS: counted(*likelihoods), LIKELIHOOD_RATIO: counted(*ratios)}
     return counts
 
 
+def mean_likelihood(logarithms: Sequence[np.ndarray]) -> np.ndarray:
+    """The logarithm of the mean of several likelihoods, of which logarithms are given, ``(n,)`` each."""
+    total: np.ndarray = np.logaddexp.reduce(np.stack(logarithms))
+    return total - np.log(len(logarithms))
+
+
 def outside(learner: Learner, shadow_models: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each pair of shadow models, the confidence in each training and each test sample of one that has not seen it.
+    """For each pair of shadow models, how likely each training and each test sample is to one that has not seen it.
 
     The models of a pair are trained on the two halves of the training samples. Neither has seen a test sample: every
-    second one is given to the first, so that members and others have means of equally many models.
+    second one is given to the first, so that members and others are compared with equally many.
     """
     second = np.arange(learner.tests) % 2 == 1
     for number in range(shadow_models // 2):
@@ -140,18 +144,21 @@ def halved(learner: Learner, name: str) -> tuple[np.ndarray, list[Learner]]:
 
 
 def shadow(learner: Learner, half: Learner) -> tuple[np.ndarray, np.ndarray]:
-    """The confidences of a model that is trained on half of the training samples as the run trains.
+    """How likely all samples are to a model that is trained on half of the training samples as the run trains.
 
     It begins untrained, and trains by itself for as many rounds as the run had.
     """
     model = half.initial(0)
     for number in range(learner.round):
         model = half.in_round(number).train(model)
-    return confidences(learner._view(memory=half.memory), model)
+    return log_likelihoods(learner._view(memory=half.memory), model)
 
 
-def confidences(learner: Learner, model: Params | Served) -> tuple[np.ndarray, np.ndarray]:
-    """How sure a model is of each training and of each test sample; see `LearningTask.confidences`."""
-    task, splits = learner._runtime.task, (learner._train, learner._test)
-    of_train, of_test = (task.confidences(learner.outputs(model, split.x), split.y).cpu().numpy() for split in splits)
-    return of_train, of_test
+@torch.no_grad()
+def log_likelihoods(learner: Learner, model: Params | Served) -> tuple[np.ndarray, np.ndarray]:
+    """The logarithm of each training and of each test sample's likelihood: its plain loss with a minus, float64."""
+    task, of_splits = learner._runtime.task, []
+    for split in (learner._train, learner._test):
+        losses = task.sample_losses(learner.outputs(model, split.x).double()[None], split.y)[0]
+        of_splits.append(losses.neg().nan_to_num(-LARGEST, LARGEST, -LARGEST).cpu().numpy())
+    return of_splits[0], of_splits[1]

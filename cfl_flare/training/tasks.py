@@ -8,7 +8,6 @@ To add one, derive from `LearningTask`, with a loss and measures, and name the c
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -126,21 +125,6 @@ class LearningTask(ABC):
         """The loss of each of several models on each sample, ``(K, n)`` float64."""
         each = [self.losses(outputs[:, i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
         return torch.stack(each, dim=1)
-
-    def confidences(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """How sure a model is of the right label of each sample, ``(n,)`` float64: the logit of its probability.
-
-        Where there is no such probability, it is the loss with a minus.
-        """
-        outputs = outputs.double()
-        if self.form == "class" and self.link == "softmax":
-            right = targets[:, None]
-            sure = outputs.gather(1, right)[:, 0] - outputs.scatter(1, right, -math.inf).logsumexp(dim=1)
-        elif self.form == "class" and self.link == "sigmoid":
-            sure = outputs[:, 0] * (2 * targets - 1)
-        else:
-            sure = -self.sample_losses(outputs[None], targets)[0]
-        return sure.nan_to_num(-LARGEST, LARGEST, -LARGEST)
 
     def measured(self, outputs: Tensor, targets: Tensor, requested: Iterable[str] = ()) -> dict[str, float]:
         """The measures of a model's outputs ``(n, classes, ...)`` by name: those of `always`, and the requested ones.

@@ -145,7 +145,7 @@ def test_four_sites_give_the_loop_s_models_their_results_and_flare_s_artifacts(t
     assert {k: of["attacks"] for k, of in of_attacks.items()} == {k: of["attacks"] for k, of in in_process.items()}
     members = Counter[str]()
     for person in run.summary["participants"]:
-        members[f"cluster-{person['cluster']}"] += person["samples"]
+        members.update({"global": person["samples"], f"cluster-{person['cluster']}": person["samples"]})
     assert members == {k: of["attacks"]["likelihood_ratio"]["members"] for k, of in of_attacks.items()}
     assert len(run.feature_files) == 3
     for name in ("accuracy", "cluster_sizes", "analysis", "flows"):

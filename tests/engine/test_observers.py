@@ -34,9 +34,8 @@ from cfl_flare.results.gate import why_not
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import load_run, read_lines
 from cfl_flare.training.ensemble import Served
-from cfl_flare.training.membership import ATTACKS, Counts, attacks, counted
+from cfl_flare.training.membership import ATTACKS, Counts, attacks, counted, mean_likelihood
 from cfl_flare.training.settings import TrainSettings
-from cfl_flare.training.tasks import build_task
 from tests.loop import run_loop
 from tests.play import DATA, MODEL, people
 from tests.tiny import LAYOUT, initial, update
@@ -381,16 +380,9 @@ def test_the_threshold_is_that_of_scikit_learn_s_curve():
     assert counted(members, others).rate == true[false <= 0.01].max() > 0
 
 
-def test_confidence_is_the_logit_of_the_right_label_s_probability():
-    outputs, labels = torch.tensor([[2.0, 0.5, -1.0], [0.0, 3.0, 1.0]]), torch.tensor([0, 2])
-    p = outputs.softmax(dim=1)[range(2), labels].double()
-    close = {"rtol": 1e-5, "atol": 0.0}
-    torch.testing.assert_close(build_task("classification").confidences(outputs, labels), p.logit(), **close)
-    logits, findings = torch.tensor([[1.5], [-0.5]]), torch.tensor([0, 1])
-    expected = torch.tensor([-1.5, -0.5]).double()
-    torch.testing.assert_close(build_task("binary").confidences(logits, findings), expected, **close)
-    numbers = build_task("regression").confidences(torch.tensor([[1.0], [4.0]]), torch.tensor([3.0, 4.0]))
-    assert numbers.tolist() == [-4, 0]
+def test_a_likelihood_is_compared_with_the_mean_of_others():
+    logarithms = [np.log([0.5, 0.1]), np.log([0.25, 0.1]), np.log([0.75, 0.4])]
+    np.testing.assert_allclose(np.exp(mean_likelihood(logarithms)), [0.5, 0.2])
 
 
 def attacked(rounds: int, tests: int = 100, classes: int = 200) -> dict[str, dict[str, Counts]]:
@@ -420,7 +412,7 @@ def attacked(rounds: int, tests: int = 100, classes: int = 200) -> dict[str, dic
 def test_a_model_that_memorises_is_found_and_an_untrained_one_is_not():
     counts = attacked(rounds=8)
     for attack in ATTACKS:
-        assert counts["trained"][attack].rate > 0.9, attack
+        assert counts["trained"][attack].rate > 0.75, attack
         assert counts["untrained"][attack].rate < 0.1, attack
         assert counts["trained"][attack].numbers[1:2] + counts["trained"][attack].numbers[3:] == (60, 100)
 
