@@ -137,7 +137,7 @@ def check_attacks(training: TrainSettings, fewest_tests: int, fl_ctx: FLContext)
     elif fewest_tests < FEWEST_SCORED:
         met, reason = False, f"{fewest_tests} test samples do not tell; have {FEWEST_SCORED}, or take the bound away"
     else:
-        met, reason = training.membership > 0, "the job measures no attack; set membership = 16 in its training settings"
+        met, reason = training.membership > 0, "the job measures no attack; set membership = 16 there"
     require(met, f"job: {who}, and {reason}", FloorError)
 
 
