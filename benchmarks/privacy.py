@@ -27,13 +27,14 @@ from cfl_flare.data import DataConfig, ParticipantData
 from cfl_flare.engine.drive import Checkpoints, InProcess, drive
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.loop import model_factory
-from cfl_flare.engine.observers import Membership, observers_of
-from cfl_flare.engine.server import Equipment, Server
+from cfl_flare.engine.observers.membership import added, clearly_above, rates_of
+from cfl_flare.engine.server import Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Site
-from cfl_flare.methods import Participant
-from cfl_flare.methods.groups import Groups
+from cfl_flare.methods import Groups, Method, Participant
+from cfl_flare.methods.slots import cluster_slot
 from cfl_flare.results.gate import why_not
+from cfl_flare.training.membership import ATTACKS, Counts, attacks
 from cfl_flare.training.settings import TrainSettings
 
 # ---- The gate ----
@@ -93,40 +94,57 @@ class GateRun:
         return "/".join(map(str, (self.data, self.regime, self.seed, json.dumps(self.dp))))
 
 
-def gate_run(cell: GateRun, shadow_models: int = 4, bound: float = BOUND) -> dict[str, Any]:
-    """Trains the clusters; returns what attacks reach on each model, and why the gate stops it, if it does."""
+def gate_run(cell: GateRun, shadow_models: int = 16, bound: float = BOUND) -> dict[str, Any]:
+    """Trains the clusters, and lets their members attack the final models, without noise in any case.
+
+    Returns:
+        How much better models are on training samples, and for each size of a cluster what attacks reach and why the
+        gate stops the model; None if it does not.
+    """
     regime, data = REGIMES[cell.data, cell.regime], DataConfig(participants=sum(SIZES), partition=IID, seed=cell.seed)
-    names = data.names
-    labels = np.repeat([f"of {size}" for size in SIZES], SIZES).tolist()
-    method = Groups(groups=dict(zip(names, labels)))
-    training = TrainSettings(**regime.training, **({} if cell.dp is None else {"dp": cell.dp}))
-    training, settings = replace(training, membership=shadow_models), ServerSettings(regime.rounds, seed=cell.seed)
-    settings = replace(settings, evaluate_every=regime.rounds)
-    site = Site(method, model_factory(regime.model), training, cell.seed)
-    site.add(people(cell, regime, data))
-    participants = [Participant(name, name, regime.samples) for name in names]
-    initial = initial_models(method, model_factory(regime.model), site.runtime.division.public, cell.seed, None)
-    attacks = Membership(shadow_models, bound)
-    equipment = Equipment(observers=[*observers_of(settings), attacks])
-    start = method.start(initial, names)
-    server = Server(method, site.runtime.division.public, participants, settings, start, equipment)
+    method = Groups(groups=dict(zip(data.names, np.repeat([f"of {size:02}" for size in SIZES], SIZES).tolist())))
+    people = list(hospitals(cell, regime, data))
+    training = TrainSettings(**regime.training)
+    server = trained(
+        method, people, regime, replace(training, dp=cell.dp).over(regime.rounds, regime.rounds), cell.seed
+    )
+    attackers = Site(method, model_factory(regime.model), training, cell.seed)
+    attackers.add(people)
+    models = method.models(server.state, server.layout)
+    on_train = attackers.tested_on([replace(person, test=person.train) for person in people])
+    counts: dict[str, list[dict[str, Counts]]] = {}
+    gaps = []
+    for name, k in server.state.assignment.items():
+        slot, learner = cluster_slot(k), attackers.learner(name, {}, regime.rounds)
+        counts.setdefault(slot, []).append(attacks(learner, {slot: models[slot]}, shadow_models)[slot])
+        of_both = (site.learner(name, {}, 0).evaluate(models[slot])["accuracy"] for site in (on_train, attackers))
+        gaps.append(next(of_both) - next(of_both))
+    clusters = {}
+    for slot, label in zip(map(cluster_slot, range(len(SIZES))), method.labels):
+        pooled = {attack: added(of[attack] for of in counts[slot]) for attack in ATTACKS}
+        rates = {"sites": len(counts[slot]), "attacks": {attack: rates_of(of) for attack, of in pooled.items()}}
+        single = [slot] if any(clearly_above(of, bound) for of in counts[slot]) else []
+        facts = {"bound": bound, "models": {slot: rates}, "objections": [], "single": single}
+        clusters[label] = {**rates["attacks"], "stopped": why_not({"membership": facts}, slot)}
+    return {"gap": float(np.mean(gaps)), "clusters": clusters}
+
+
+def trained(
+    method: Method, people: list[ParticipantData], regime: Regime, training: TrainSettings, seed: int
+) -> Server:
+    """The server after a run of these hospitals, each a site."""
+    settings = ServerSettings(regime.rounds, seed=seed, evaluate_every=regime.rounds)
+    site = Site(method, model_factory(regime.model), training, seed)
+    site.add(people)
+    participants = [Participant(person.name, person.name, site.samples(person.name)) for person in people]
+    layout, names = site.runtime.division.public, [person.name for person in people]
+    initial = initial_models(method, model_factory(regime.model), layout, seed, None)
+    server = Server(method, layout, participants, settings, method.start(initial, names))
     drive(server, InProcess(site, {name: name for name in names}), Checkpoints())
-    facts: dict[str, Any] = {"training": {}}
-    attacks.close(server, facts)
-    measured = server.round.metrics().values()
-    return {
-        "accuracy": float(np.mean([metrics["served_accuracy"] for metrics in measured])),
-        "clusters": {
-            label: {
-                **facts["membership"]["models"][f"cluster-{k}"]["attacks"],
-                "stopped": why_not(facts, f"cluster-{k}"),
-            }
-            for k, label in enumerate(method.labels)
-        },
-    }
+    return server
 
 
-def people(cell: GateRun, regime: Regime, data: DataConfig) -> Iterator[ParticipantData]:
+def hospitals(cell: GateRun, regime: Regime, data: DataConfig) -> Iterator[ParticipantData]:
     """The hospitals, with samples dealt out at random, and each with as many as the regime says."""
     for person in data.host(read_source(cell.data), "local", 0, 1):
         train, test = (split.take(np.arange(n)) for split, n in ((person.train, regime.samples), (person.test, TESTS)))

@@ -100,8 +100,8 @@ class TrainSettings:
     )
     membership: int = setting(
         0,
-        help="shadow models by which participants attack their cluster's final model, such as 16; each takes as long as "
-        "all rounds of training. Results say how much the model tells of whom it was trained on; 0: no attack",
+        help="shadow models by which participants attack their cluster's final model, such as 16; each takes as long "
+        "as all rounds of training. Results say how much the model tells of whom it was trained on; 0: no attack",
         bounds=SHADOW_MODELS,
     )
     augment: tuple[str, ...] = setting(
