@@ -200,9 +200,15 @@ class ResNet18(ImageNetwork):
     smallest = 8
 
     def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
-        from torchvision.models import resnet18  # slow to import, and only needed here
+        from torchvision.models.resnet import BasicBlock, ResNet  # slow to import, and only needed here
 
-        parts = OrderedDict(resnet18(num_classes=self.num_classes).named_children())
+        class Block(BasicBlock):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                """Torchvision's, which adds in place. Where single samples' gradients are taken, that is forbidden."""
+                out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+                return cast(torch.Tensor, self.relu(out + (x if self.downsample is None else self.downsample(x))))
+
+        parts = OrderedDict(ResNet(Block, [2, 2, 2, 2], num_classes=self.num_classes).named_children())
         small = min(height, width) < SMALL_IMAGE
         parts["conv1"] = _stem(channels, 64, kernel=3 if small else 7, stride=1 if small else 2)
         if small:

@@ -36,6 +36,9 @@ class SampleGradients:
         from opacus import GradSampleModule
 
         self._resident = resident
+        for layer in resident.module.modules():  # what a layer with a hook returns may not be changed in place
+            if getattr(layer, "inplace", False):
+                layer.inplace = False  # type: ignore[assignment]
         self._module = GradSampleModule(resident.module, loss_reduction="mean")
         self._module.GRAD_SAMPLERS = {**GradSampleModule.GRAD_SAMPLERS, nn.Conv2d: _of_convolution}
         self._module.disable_hooks()

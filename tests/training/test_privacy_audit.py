@@ -21,6 +21,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import IFCA, FedAvg, Method
+from cfl_flare.models import MODELS
 from cfl_flare.training.dp_learner import DPLearner
 from cfl_flare.training.privacy import (
     ORDERS,
@@ -308,6 +309,36 @@ def test_a_step_is_the_mean_of_clipped_gradients_of_single_samples() -> None:
     assert min(norms) < 3 and max(norms) > 4  # some are clipped, and some are not
     expected = np.sum([g / max(1.0, n / 3.5) for g, n in zip(gradients, norms)], axis=0) / 7
     np.testing.assert_allclose(start.vector - learner.train(start).vector, expected, atol=2e-4)
+
+
+NETWORKS = {
+    "cifar-cnn": {},
+    "fashion-cnn": {"norm": "group"},
+    "resnet18": {"norm": "group"},
+    "mobilenet-v2": {"norm": "group"},
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_without_clipping_a_step_of_a_built_in_network_is_that_of_torch(name: str) -> None:
+    def make() -> nn.Module:
+        module = MODELS[name](input_shape=(3, 16, 16), num_classes=4, **NETWORKS[name])
+        for layer in module.modules():
+            if isinstance(layer, nn.Dropout):
+                layer.p = 0.0
+        return module
+
+    rng = np.random.default_rng(1)
+    split = Split.of(rng.normal(size=(5, 3, 16, 16)).astype(np.float32), np.array([0, 1, 2, 3, 0]))
+    learner, module = learner_of(make, split, gaussian(0.0), clip=1e6), make()
+    start = learner.initial(0)
+    module.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in start.arrays().items()})
+    nn.functional.cross_entropy(module(split.x), split.y).backward()
+    step = Params(start.layout, start.vector - learner.train(start).vector).arrays()
+    for key, parameter in module.named_parameters():
+        assert parameter.grad is not None
+        scale = float(parameter.grad.abs().max())
+        np.testing.assert_allclose(step[key], parameter.grad.numpy(), atol=1e-6 + 1e-3 * scale, err_msg=key)
 
 
 def test_a_sample_without_a_finite_gradient_counts_as_little_as_any() -> None:
