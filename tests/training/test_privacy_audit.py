@@ -76,7 +76,7 @@ SETTINGS: list[tuple[list[Spend], float, float | None]] = [
     ([gaussian(6, 0.9, 200)], 1e-5, None),
     ([gaussian(1.5, 0.5, 10)], 1e-5, None),
     ([gaussian(1.5, 0.2, 50)], 1e-5, None),
-    ([gaussian(1.5, 0.001, 50_000)], 1e-5, None),
+    ([gaussian(1.5, 0.01, 2000)], 1e-5, None),
     ([gaussian(1, 64 / 60_000, 9375)], 1e-5, None),
     ([gaussian(1, 5000 / 763_430, 4980)], 1e-9, None),
     ([gaussian(2.5, 32 / 150, 400)], 1e-4, None),
