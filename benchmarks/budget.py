@@ -71,10 +71,10 @@ def _grouped(plan: Plan) -> dict[str, Any]:
     return {**plan.model, "args": {**plan.model["args"], "norm": "group"}}
 
 
-GROUPED = replace(PNEUMONIA, model=_grouped(PNEUMONIA), rounds=20)
+GROUPED = replace(PNEUMONIA, model=_grouped(PNEUMONIA), rounds=10)
 CASES = {
-    "stroke": Case(STROKE, next(iter(STROKE.partitions)), 0.3, 0.1),
-    "blood": Case(replace(TEN, rounds=20), "labels", 0.05, 0.01),
+    "stroke": Case(STROKE, next(iter(STROKE.partitions)), 0.5, 0.1),
+    "blood": Case(replace(TEN, rounds=10), "labels", 0.05, 0.01),
     "pneumonia": Case(GROUPED, "labels", 0.05, 0.01),
 }
 
@@ -169,7 +169,7 @@ def planned(given: argparse.Namespace) -> Iterable[tuple[dict[str, Any], dict[st
 def searched(given: argparse.Namespace) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
     for name in given.cases:
         for norm in (0.3, 1.0):
-            for lr in (0.02, 0.1, 0.5, 2.0):
+            for lr in (0.02, 0.1, 0.5, 2.0) if name == "stroke" else (0.05, 0.2, 0.8):
                 key = {"case": name, "row": "fedavg", "epsilon": 3.0, "seed": 100, "lr": lr, "norm": norm}
                 yield key, {"measured_on": "validation", **({} if name == "stroke" else {"validation": 0.2})}
 
