@@ -28,15 +28,11 @@ MEASURES = ("accuracy", "loss")
 
 def check_training(settings: TrainSettings, task: LearningTask) -> None:
     """Raises a ConfigError for settings that break the guarantee of differential privacy."""
+    others = tuple(name for name in settings.measures if name not in MEASURES)
     for name, value, default, reason in (
         ("score_bins", settings.score_bins, 0, "histograms are nearly the scores themselves"),
         ("bootstrap", settings.bootstrap, 0, "draws show how far single losses are spread"),
-        (
-            "measures",
-            tuple(n for n in settings.measures if n not in MEASURES),
-            (),
-            "only accuracy and loss have a bound for one sample",
-        ),
+        ("measures", others, (), "only accuracy and loss have a bound for one sample"),
         ("class_weights", settings.class_weights, None, "weights of classes depend on all samples"),
         ("precision", settings.precision, "float32", "norms of gradients are not exact in it"),
     ):

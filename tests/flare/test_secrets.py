@@ -5,6 +5,8 @@
 import errno
 import json
 import logging
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,8 @@ from cfl_flare.engine.server import Equipment
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import wire
 from cfl_flare.flare.aggregator import ClusteringAggregator, Start
-from cfl_flare.methods import Participant
+from cfl_flare.flare.schema import CLIPPED, OF_PARTICIPANT, OF_RESULT
+from cfl_flare.methods import Participant, Update
 from cfl_flare.models import Logistic
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
@@ -322,6 +325,17 @@ def test_every_failure_has_a_sentence_and_nothing_else_is_one():
     for other in ("DataError: gone", "", None, ["data"], {"data": 1}):
         with pytest.raises(PayloadError, match="an error that is not one of config, "):
             failure_text(other)
+
+
+def test_every_field_of_an_answer_has_its_mechanism_of_privacy():
+    """What the server takes of a check-in and of a result, and what a method's update holds, are rows of the table."""
+    page = (Path(__file__).parents[2] / "docs" / "egress.md").read_text()
+    table = page.partition("### With differential privacy")[2].partition("\n## ")[0]
+    first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    documented = {name for cell in first for name in re.findall(r"`(\w+)`", cell)}
+    on_the_server = {"participant", "main", "weight", "counts_in"}
+    sent = OF_PARTICIPANT | {CLIPPED} | OF_RESULT | {field.name for field in fields(Update)} - on_the_server
+    assert sent <= documented, sent - documented
 
 
 def test_the_code_of_an_error_is_that_of_its_cause_where_disk_or_memory_ran_out():

@@ -276,6 +276,23 @@ def test_a_result_says_the_noisy_count_and_noisy_measures_alone():
     assert {*result.answers} == {"metrics"} and {*result.metrics} == {"served_accuracy", "served_loss"}
 
 
+@pytest.mark.parametrize(
+    "questions",
+    [
+        {"cross": {"models": [["global", ["global"], "probabilities", [""]]]}},
+        {"bootstrap": {"times": 200, "measures": []}},
+        {"membership": {"shadow_models": 4, "models": [["global", ["global"], "probabilities", [""]]]}},
+        {"scores": {}, "test_classes": {}},
+    ],
+    ids=lambda questions: next(iter(questions)),
+)
+def test_a_server_that_asks_for_numbers_without_a_mechanism_gets_none(questions):
+    site, _ = site_of(dp={"measured": 1})
+    task = Task(("global",), train=False, evaluate=True, questions=questions)
+    result = site.carry_out("p", task, {"global": line(site, 0.0)}, 1)
+    assert {*result.answers} <= {"metrics"} and result.update is None
+
+
 def test_secret_randomness_differs_and_seeded_does_not():
     def trained(secret: bool) -> np.ndarray:
         site, _ = site_of(books=Books({TRAIN: 5, TEST: 4}))
