@@ -4,7 +4,7 @@
 
     CFL_DATA_ROOT=... python benchmarks/privacy.py --gate --out privacy
 
-``--gate`` measures the gate before a cluster's model leaves. A run has clusters of 3, 6 and 12 hospitals, given as
+``--gate`` measures the gate before a cluster's model leaves. A run has clusters of 3 and of 9 hospitals, given as
 groups. Models memorise, of few samples in many epochs, or do not, of many samples in few. Each run adds a line to
 ``gate.jsonl`` in the folder, and those that are there are skipped.
 """
@@ -42,7 +42,7 @@ from cfl_flare.training.settings import TrainSettings
 
 IID = {"partition": "iid"}
 GATE, BOUND = "gate.jsonl", 0.1
-SIZES = (3, 6, 12)  # hospitals of each cluster
+SIZES = (3, 9)  # hospitals of each cluster
 TESTS = 100  # of each hospital, of which an attack may take one for a training sample
 
 
@@ -70,12 +70,14 @@ def mlp(shape: tuple[int, ...], classes: int, *hidden: int) -> dict[str, Any]:
 
 
 CELLS, STROKE = "bloodmnist28.npz", "stroke"
-MANY_PASSES = {"lr": 0.05, "local_epochs": 5}
+MANY_PASSES = {"lr": 0.05, "local_epochs": 10}
 FEW_PASSES = {"lr": 0.02, "local_epochs": 1, "weight_decay": 1e-3}
-# By data and whether models memorise.
+# By data and whether models memorise: few samples in hundreds of passes, or many in twenty with a small network.
 REGIMES = {
-    (CELLS, "memorising"): Regime(40, 30, MANY_PASSES, mlp((3, 28, 28), 8, 256, 256)),
+    (CELLS, "memorising"): Regime(20, 40, MANY_PASSES, mlp((3, 28, 28), 8, 256, 256)),
     (CELLS, "regular"): Regime(400, 20, FEW_PASSES, mlp((3, 28, 28), 8, 16)),
+    (STROKE, "memorising"): Regime(20, 40, MANY_PASSES, mlp((45,), 2, 256, 256)),
+    (STROKE, "regular"): Regime(400, 20, FEW_PASSES, mlp((45,), 2, 16)),
 }
 
 
@@ -94,7 +96,7 @@ class GateRun:
         return "/".join(map(str, (self.data, self.regime, self.seed, json.dumps(self.dp))))
 
 
-def gate_run(cell: GateRun, shadow_models: int = 16, bound: float = BOUND) -> dict[str, Any]:
+def gate_run(cell: GateRun, shadow_models: int = 8, bound: float = BOUND) -> dict[str, Any]:
     """Trains the clusters, and lets their members attack the final models, without noise in any case.
 
     Returns:
