@@ -4,7 +4,7 @@
 
     CFL_DATA_ROOT=... python benchmarks/privacy.py --gate --out privacy
 
-``--gate`` measures the gate before a cluster's model leaves. A run has clusters of 3 and of 9 hospitals, given as
+``--gate`` measures the gate before a cluster's model leaves. A run has clusters of 3 and of 6 hospitals, given as
 groups. Models memorise, of few samples in many epochs, or do not, of many samples in few. Each run adds a line to
 ``gate.jsonl`` in the folder, and those that are there are skipped.
 """
@@ -42,7 +42,7 @@ from cfl_flare.training.settings import TrainSettings
 
 IID = {"partition": "iid"}
 GATE, BOUND = "gate.jsonl", 0.1
-SIZES = (3, 9)  # hospitals of each cluster
+SIZES = (3, 6)  # hospitals of each cluster
 TESTS = 100  # of each hospital, of which an attack may take one for a training sample
 
 
@@ -74,9 +74,9 @@ MANY_PASSES = {"lr": 0.05, "local_epochs": 10}
 FEW_PASSES = {"lr": 0.02, "local_epochs": 1, "weight_decay": 1e-3}
 # By data and whether models memorise: few samples in hundreds of passes, or many in twenty with a small network.
 REGIMES = {
-    (CELLS, "memorising"): Regime(20, 40, MANY_PASSES, mlp((3, 28, 28), 8, 256, 256)),
+    (CELLS, "memorising"): Regime(20, 20, MANY_PASSES, mlp((3, 28, 28), 8, 128)),
     (CELLS, "regular"): Regime(400, 20, FEW_PASSES, mlp((3, 28, 28), 8, 16)),
-    (STROKE, "memorising"): Regime(20, 40, MANY_PASSES, mlp((45,), 2, 256, 256)),
+    (STROKE, "memorising"): Regime(20, 20, MANY_PASSES, mlp((45,), 2, 128, 128)),
     (STROKE, "regular"): Regime(400, 20, FEW_PASSES, mlp((45,), 2, 16)),
 }
 

@@ -8,17 +8,22 @@ import argparse
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from torch.nn import Module
 
 from cfl_flare.cli import site_check as check
 from cfl_flare.cli.options import Parser, add_settings, given, say
+from cfl_flare.cli.predict import find_model
 from cfl_flare.cli.specs import new_file, own_source
-from cfl_flare.core.config import require
+from cfl_flare.core.arrays import load_arrays
+from cfl_flare.core.config import build, from_dict, require
 from cfl_flare.core.errors import UnfitError
 from cfl_flare.core.files import atomic_write
 from cfl_flare.core.text import plain
@@ -26,11 +31,21 @@ from cfl_flare.data import DataConfig, SiteData
 from cfl_flare.data.columns import FEWEST_ROWS, Columns, agreed
 from cfl_flare.data.table import Table as PatientTable
 from cfl_flare.engine.settings import SiteSettings
+from cfl_flare.engine.site import Site
 from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.kit import Change, Preparation, console_change, old_jobs, policy_change, preparation, undone
 from cfl_flare.flare.policy import Policy
+from cfl_flare.methods import FedAvg
+from cfl_flare.results import schema
 from cfl_flare.results.job_record import JobRecord
+from cfl_flare.results.model_file import model_of, read_model
+from cfl_flare.training.ensemble import Ensemble, Served
+from cfl_flare.training.membership import attacks
+from cfl_flare.training.resident import ResidentModel
+from cfl_flare.training.settings import SHADOW_MODELS, TrainSettings
 
+# How a kept model was made.
+MADE_WITH: schema.Fields = {**dict.fromkeys(("source", "data", "training"), schema.json_object), "seed": schema.count}
 DATA = "an .npz file in MedMNIST's layout, a folder of images by class, or a source as for 'cfl-flare run'"
 
 
@@ -78,6 +93,12 @@ def _add_data_commands(what: Any) -> None:
     )
     check.add_argument("--kit", help="check this startup kit as well; default: the current folder, if it is one")
     add_settings(check, DataConfig, SiteSettings, only=("min_samples", "device"))
+    text = "attack a model that this site keeps of a run with its own samples: how many training samples are told?"
+    audit = what.add_parser("audit", help=text)
+    audit.add_argument("run", help="the site's folder of the run, below its state root, or a file in served/")
+    audit.add_argument("--participant", metavar="NAME", help="whose model, if the folder has several")
+    audit.add_argument("--data", metavar="D", help="the file or folder that the job read; default: $CFL_DATA")
+    audit.add_argument("--shadow-models", type=int, default=16, metavar="N", help="to compare with (%(default)s)")
     text = "write what the columns of this site's table are, for all sites to agree on"
     columns = what.add_parser("columns", help=text)
     columns.add_argument("--data", metavar="D", help="a table, or table:path=...; default: $CFL_DATA")
@@ -90,7 +111,8 @@ def _add_data_commands(what: Any) -> None:
 
 def site(arguments: argparse.Namespace) -> None:
     commands = {"prepare": prepare_kits, "unprepare": unprepare, "clean": clean, "check": check_site}
-    {**commands, "columns": site_columns, "runs": show_runs, "allow": allow_job}[arguments.what](arguments)
+    commands |= {"columns": site_columns, "runs": show_runs, "allow": allow_job, "audit": audit_model}
+    commands[arguments.what](arguments)
 
 
 def prepare_kits(arguments: argparse.Namespace) -> None:
@@ -197,6 +219,38 @@ def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
         yield from check.data(own_source(arguments.data), arguments.model, config, arguments.device, root)
     yield from check.state(root, kit)
     yield check.memory()
+
+
+def audit_model(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site audit``: the attacks of ``membership`` on a model that this site keeps; nothing leaves."""
+    path, shadow_models = find_model(Path(arguments.run), None, arguments.participant), arguments.shadow_models
+    valid = shadow_models > 0 and SHADOW_MODELS.hold(shadow_models)
+    require(valid, f"--shadow-models = {shadow_models} should be an even number in 2..64")
+    meta = load_arrays(path)[1]
+    way_out = "name a file in served/ of a run on what this site named by $CFL_DATA"
+    require("made_with" in meta, f"{path} does not say how it was trained; {way_out}")
+    made_with = schema.checked(meta["made_with"], str(path), MADE_WITH)
+    of_site = made_with["source"].get("class_path") == f"{SiteData.__module__}.{SiteData.__name__}"
+    require(of_site, f"{path} was trained on other data; {way_out}")
+    source = from_dict(SiteData, made_with["source"].get("args", {}), f"{path}: source")
+    source = source if arguments.data is None else replace(source, path=arguments.data)
+    (data,) = from_dict(DataConfig, made_with["data"], f"{path}: data").host(source, path.stem, 0, 1)
+    training = replace(from_dict(TrainSettings, made_with["training"], f"{path}: training"), dp=None)
+    network, module = model_of(meta, path), read_model(path)
+    site = Site(FedAvg(), partial(build, network, Module, "model"), training, made_with["seed"])
+    site.add([data])
+    parts, vote = (module.parts, module.vote) if isinstance(module, Ensemble) else ([module], "logits")
+    served = Served(tuple(ResidentModel(part).read() for part in parts), vote)
+    counts = attacks(site.learner(path.stem, {}, meta["round"]), {path.stem: served}, shadow_models)[path.stem]
+    table = Table(
+        "attack", "training samples told", "95 % interval", "of", "test samples", box=None, padding=(0, 1, 0, 0)
+    )
+    for attack, of in counts.items():
+        low, high = of.interval
+        cells = (f"{of.rate:.1%}", f"{low:.1%} to {high:.1%}", str(of.members), f"{of.non_members}")
+        table.add_row(attack.replace("_", " "), *cells)
+    Console().print(table)
+    print(f"{path}: at most 1 % of the test samples are taken for training samples; nothing has left this site")
 
 
 def site_columns(arguments: argparse.Namespace) -> None:

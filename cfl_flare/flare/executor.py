@@ -197,7 +197,8 @@ class ClusteredExecutor(Executor):
         return self._runs[""], {}
 
     def _site_run(self, site: Site, name: str = "") -> SiteRun:
-        return SiteRun(site, self.run_name, unmarked(self.model), self, name, self._at_site.keep_served)
+        made_with = {"source": self.source, "data": self.data, "training": self.training, "seed": self.seed}
+        return SiteRun(site, self.run_name, unmarked(self.model), self, name, self._at_site.keep_served, made_with)
 
     def _results(self, run: SiteRun, task: RoundTask, tag: dict[str, str], fl_ctx: FLContext) -> list[Result]:
         """What participants make of their tasks."""

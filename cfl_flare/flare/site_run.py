@@ -54,13 +54,21 @@ class SiteRun:
         log: the component that writes the log.
         part: names a folder in the run's: of a study's candidate.
         keeps: keep what participants predict with at the end.
+        made_with: the job's settings of data and training, kept beside served models.
     """
 
     def __init__(
-        self, site: Site, name: str, model: Mapping[str, Any], log: FLComponent, part: str = "", keeps: bool = True
+        self,
+        site: Site,
+        name: str,
+        model: Mapping[str, Any],
+        log: FLComponent,
+        part: str = "",
+        keeps: bool = True,
+        made_with: Mapping[str, Any] | None = None,
     ):
         self.site, self.name, self.part, self.keeps = site, name, part, keeps
-        self._model, self._log = model, log
+        self._model, self._log, self._made_with = model, log, made_with
         self._store: Store | None = None
         self._memory_round = 0
 
@@ -131,7 +139,7 @@ class SiteRun:
         folder, site = self.store(self.name, fl_ctx).folder / SERVED, self.site
         try:
             task, preparation = site.runtime.settings.task, site.hosted[participant].preparation
-            save_served(folder, participant, served, self._model, number, task, preparation)
+            save_served(folder, participant, served, self._model, number, task, preparation, made_with=self._made_with)
         except OSError as error:  # the run has its results all the same
             what = f"keeping {participant}'s model"
             log_failure(self._log, what, failure_of(error), traceback.format_exc(), fl_ctx)

@@ -46,6 +46,7 @@ def save_served(
     task: Mapping[str, Any] | str = CLASSES,
     preparation: Preparation | None = None,
     beside: Mapping[str, Served] | None = None,
+    made_with: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a model or an ensemble, for `read_model`; into `SERVED`, for this user alone.
 
@@ -56,12 +57,15 @@ def save_served(
         task: what the model predicts, as in the run's settings.
         preparation: how its participant fills up and scales a table; None for other data, and for models of several.
         beside: the models in the run's `MODELS`, whose arrays are not written again.
+        made_with: the job's settings of data and training, for `cfl-flare site audit`; None for none.
     """
     arrays = written = served.arrays()
     meta: dict[str, Any] = {"slot": name, "round": rounds, "model": unmarked(model)}
     meta["untrained"] = sorted(served.untrained)
     if task != CLASSES:
         meta["task"] = task
+    if made_with is not None:
+        meta["made_with"] = unmarked(made_with)
     if preparation is not None:
         meta["preparation"] = preparation.to_dict()
     if len(served.models) > 1:

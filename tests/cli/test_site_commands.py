@@ -5,10 +5,12 @@
 import csv
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from cfl_flare.cli import main
@@ -16,16 +18,21 @@ from cfl_flare.cli import site_check as check
 from cfl_flare.cli.options import SIMULATED
 from cfl_flare.cli.predict import find_model
 from cfl_flare.cli.specs import dealt_out, read_source
+from cfl_flare.core.config import build, describe
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.params import Params
-from cfl_flare.data import DataConfig, Digits, ParticipantData, Samples
+from cfl_flare.data import DataConfig, Digits, ParticipantData, Samples, SiteData
 from cfl_flare.data.hospitals import FOLDER, HEART, Heart, Stroke
 from cfl_flare.data.summary import DataSummary
+from cfl_flare.engine.site import Site
+from cfl_flare.methods import FedAvg
 from cfl_flare.models import MLP
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.served import save_served
 from cfl_flare.training.ensemble import Served
+from cfl_flare.training.membership import attacks
 from cfl_flare.training.resident import ResidentModel
+from cfl_flare.training.settings import TrainSettings
 from tests.processes import can_mount, on_small_disk
 from tests.tiny import coin
 
@@ -458,3 +465,33 @@ def test_a_table_with_owners_is_dealt_out_to_them(tmp_path):
     settings = dealt_out(read_source(f"table:path={path},key=ward"), {})
     assert settings == {"partition": {"partition": "natural"}, "participants": None}
     assert dealt_out(read_source(f"table:path={path},leave=[ward]"), {}) == SIMULATED
+
+
+# ---- Membership attacks on a kept model ----
+
+
+def test_a_site_attacks_a_model_that_it_keeps(tmp_path, monkeypatch, capsys):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (140, 4, 4), np.uint8), rng.integers(0, 5, 140)
+    arrays = {"train_images": x[:40], "train_labels": y[:40], "test_images": x[40:], "test_labels": y[40:]}
+    np.savez(tmp_path / "ward.npz", **arrays)
+    monkeypatch.setenv("CFL_DATA", str(tmp_path / "ward.npz"))
+    spec, training = describe(MLP((1, 4, 4), 5), "model"), {"lr": 0.1, "local_steps": 20}
+    site = Site(FedAvg(), partial(build, spec, torch.nn.Module, "model"), TrainSettings(**training), 0)
+    site.add(DataConfig().host(SiteData(), "ward", 0, 1))
+    model = site.runtime.initial(0)
+    for number in range(4):
+        model = site.learner("ward", {}, number).train(model)
+    said = {"source": describe(SiteData(), "data"), "data": {}, "training": training, "seed": 0}
+    save_served(tmp_path / "served", "ward", Served.of(model), spec, 4, made_with=said)
+    expected = attacks(site.learner("ward", {}, 4), {"ward": Served.of(model)}, 4)["ward"]
+    assert main(["site", "audit", str(tmp_path), "--shadow-models", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for line, of in zip(lines[1:3], expected.values()):
+        assert f" {of.rate:.1%} " in line and line.split()[-2:] == ["40", "100"]
+    assert expected["loss"].rate > 0.5
+    wrong = (({**said, "seed": -1}, "seed = -1 is not"), ({**said, "source": {}}, "other data"), (None, "not say"))
+    for changed, message in wrong:
+        save_served(tmp_path / "served", "ward", Served.of(model), spec, 4, made_with=changed)
+        assert main(["site", "audit", str(tmp_path)]) == 2
+        assert message in capsys.readouterr().err

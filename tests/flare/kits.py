@@ -77,9 +77,10 @@ def answer(site: ClusteredExecutor, task: Shareable, folder: Path, name: str = w
     return wire.content_of(wire.from_shareable(said).meta)
 
 
-def npz(path: Path) -> Path:
+def npz(path: Path, tests: int = 20) -> Path:
     """A small file in MedMNIST's layout."""
     path.parent.mkdir(parents=True, exist_ok=True)
     images, labels = np.random.default_rng(0).integers(0, 256, (20, 4, 4), np.uint8), np.arange(20) % 2
-    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    rows = np.arange(tests) % 20
+    np.savez(path, train_images=images, train_labels=labels, test_images=images[rows], test_labels=labels[rows])
     return path

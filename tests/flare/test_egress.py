@@ -30,6 +30,7 @@ from cfl_flare.flare.egress import EgressFilter, check_filters
 from cfl_flare.flare.schema import decode_results
 from cfl_flare.methods import FedAvg, Participant, Update
 from cfl_flare.training.bootstrap import DRAWS, Replicates
+from cfl_flare.training.membership import Counts
 from cfl_flare.training.tasks import Classification
 from tests.flare.kits import JOB, SITE, answer, check_in, context, executor, kit, npz
 from tests.tiny import LAYOUT, coin, initial, update
@@ -183,6 +184,56 @@ def test_an_answer_that_is_no_metric_passes_only_a_filter_that_changes_nothing(s
     sent = EgressFilter(**settings).process(wire.encode_results(answers, {"round": 4}), FLContext())
     result = wire.content_of(from_shareable(sent).meta)["results"]["a"]
     assert result.get("test_classes") == (None if settings else [12, None, 0])
+
+
+@pytest.mark.parametrize("settings", [{"withhold": ["loss"]}, {"round_to": 0.05}, {"samples_step": 50}])
+def test_a_filter_withholds_counts_of_attacks_and_not_that_the_site_objects(settings):
+    counts = {"global": {"loss": [3, 20, 0, 40]}}
+    for objects, left in ((False, None), (True, {"models": {}, "objects": True})):
+        answers = [Result("a", answers={"metrics": METRICS, "membership": {"models": counts, "objects": objects}})]
+        sent = EgressFilter(**settings).process(wire.encode_results(answers, {"round": 4}), FLContext())
+        assert wire.content_of(from_shareable(sent).meta)["results"]["a"].get("membership") == left
+
+
+@pytest.mark.parametrize(
+    ("training", "bound", "tests", "reason"),
+    [
+        ({}, None, 20, None),
+        ({}, 0.1, 40, "the job measures no attack; set membership = 16 there"),
+        ({"membership": 2}, 0.1, 40, None),
+        ({"membership": 2}, 0.1, 20, "20 test samples do not tell; have 30"),
+        ({"dp": "epsilon=2"}, 0.1, 20, None),
+        ({"dp": "epsilon=3"}, 0.1, 40, "dp with epsilon = 3 allows 0.201; lower epsilon"),
+    ],
+)
+def test_a_site_with_a_bound_on_attacks_takes_part_where_it_can_be_checked(
+    tmp_path, monkeypatch, caplog, training, bound, tests, reason
+):
+    policy = {} if bound is None else {"max_tpr_at_1pct_fpr": bound}
+    folder, settings = kit(tmp_path / "kit", True, **policy), {"local_steps": 1, **training}
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz", tests=tests)))
+    with caplog.at_level("INFO"):
+        site = executor(SiteData(), training=marked(settings))
+        said = answer(site, check_in(job={**JOB, "training": settings}), folder)
+    if reason is None:
+        assert "participants" in said
+    else:
+        assert said["error"] == "floor" and reason in caplog.text
+
+
+@pytest.mark.parametrize("told", [0, 20])
+def test_a_site_objects_above_its_own_bound_alone(tmp_path, monkeypatch, told):
+    training, counts = {"local_steps": 1, "membership": 2}, Counts(told, 20, 0, 40)
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz", tests=40)))
+    monkeypatch.setattr("cfl_flare.training.membership.counted", lambda members, others: counts)
+    question = {"shadow_models": 2, "models": [["global", ["global"], "logits", []]]}
+    task = Task(("global",), False, True, questions={"membership": question}, models=("global",))
+    folder = kit(tmp_path / "kit", max_tpr_at_1pct_fpr=0.5)
+    site = executor(SiteData(), training=marked(training))
+    assert "participants" in answer(site, check_in(job={**JOB, "training": training}), folder)
+    sent = site._site.carry_out(SITE, task, {"global": site._site.runtime.initial(0)}, 1).answers["membership"]
+    of_each = {"loss": list(counts.numbers), "likelihood_ratio": list(counts.numbers)}
+    assert sent == {"models": {"global": of_each}, "objects": told == 20}
 
 
 @pytest.mark.parametrize(("real", "bins", "sends"), [(True, 10, False), (False, 10, True), (True, 0, False)])

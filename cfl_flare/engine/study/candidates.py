@@ -250,6 +250,9 @@ def study_plan(plan: RunPlan) -> RunPlan:
         plan.training is None or plan.training.dp is None,
         "study: dp would be spent once for each candidate; leave it out, and train the chosen method alone with it",
     )
+    assert plan.training is not None
+    attacks = plan.training.membership
+    require(not attacks, f"study: membership = {attacks} is for one run; leave it out, and run what is chosen with it")
     early = plan.server.stop_cond is not None or plan.server.patience is not None
     require(not early, "study: stop_cond and patience end candidates at different rounds; leave them out")
     return replace(plan, data=replace(plan.data, measured_on="validation"))
