@@ -33,11 +33,21 @@ from cfl_flare.data.table import Table as PatientTable
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.flare.allowed import CLASSES
-from cfl_flare.flare.kit import Change, Preparation, console_change, old_jobs, policy_change, preparation, undone
-from cfl_flare.flare.policy import Policy
+from cfl_flare.flare.kit import (
+    Change,
+    Preparation,
+    console_change,
+    old_jobs,
+    policy_change,
+    preparation,
+    privacy_change,
+    undone,
+)
+from cfl_flare.flare.policy import POLICY, Policy
 from cfl_flare.methods import FedAvg
 from cfl_flare.results import schema
 from cfl_flare.results.job_record import JobRecord
+from cfl_flare.results.ledger import COUNTERS, FOLDER, Ledger
 from cfl_flare.results.model_file import model_of, read_model
 from cfl_flare.training.ensemble import Ensemble, Served
 from cfl_flare.training.membership import attacks
@@ -81,7 +91,13 @@ def _add_job_commands(what: Any) -> None:
     text = "let a job run that this site refused, as its sites differ from earlier ones'"
     allow = what.add_parser("allow", help=text)
     allow.add_argument("job", metavar="JOB", help="its id, or how that begins, as its log and 'site runs' show it")
-    for command in (runs, allow):
+    text = "what jobs have spent of the privacy of this site's data, and what is left of its budget"
+    ledger = what.add_parser("ledger", help=text)
+    ledger.add_argument("--json", action="store_true", help="a line of JSON for each data set")
+    ledger.add_argument("--data", metavar="PATH", help="of the data that lies here; default: all, one after the other")
+    text = "trust a data set's ledger as it is, after a job was refused with 'ledger'; what it says stays spent"
+    ledger.add_argument("--accept", metavar="REASON", help=text)
+    for command in (runs, allow, ledger):
         command.add_argument("--kit", help="of this startup kit; default: $CFL_STATE_ROOT says where, else the folder")
 
 
@@ -111,7 +127,8 @@ def _add_data_commands(what: Any) -> None:
 
 def site(arguments: argparse.Namespace) -> None:
     commands = {"prepare": prepare_kits, "unprepare": unprepare, "clean": clean, "check": check_site}
-    commands |= {"columns": site_columns, "runs": show_runs, "allow": allow_job, "audit": audit_model}
+    commands |= {"columns": site_columns, "runs": show_runs, "allow": allow_job, "ledger": show_ledger}
+    commands |= {"audit": audit_model}
     commands[arguments.what](arguments)
 
 
@@ -127,7 +144,9 @@ def _changes(kit: Path, arguments: argparse.Namespace) -> tuple[Preparation, lis
     resources = preparation(kit, [*CLASSES, *arguments.allow], keeps_logs)
     local = resources.file.parent
     policy = policy_change(local, arguments.data_root, **given(arguments, Policy))
-    return resources, [policy, console_change(local)] if keeps_logs else [policy]
+    limits = Policy.read(policy.file) if policy.after is None else Policy(**json.loads(policy.after))
+    spends = limits.epsilon_budget is not None and check.is_site(kit)
+    return resources, [policy, *([console_change(local)] * keeps_logs), *([privacy_change(local)] * spends)]
 
 
 def _prepare(kit: Path, resources: Preparation, others: list[Change], dry_run: bool) -> None:
@@ -188,6 +207,40 @@ def allow_job(arguments: argparse.Namespace) -> None:
     records = [record for record in _records(arguments) if record.allow(arguments.job)]
     require(bool(records), f"site: {arguments.job!r} is no job that was refused here; 'cfl-flare site runs' lists them")
     print(f"{arguments.job}: allowed: its sites may train together; its author submits it again, with another seed")
+
+
+def show_ledger(arguments: argparse.Namespace) -> None:
+    """``cfl-flare site ledger``: what has been spent of each data set; or the operator trusts one as it is."""
+    kit = check.kit_of(arguments.kit)
+    require(kit is not None, "site: the ledger's counters are in the site's startup kit; name it by --kit")
+    assert kit is not None
+    limits, root = Policy.read(kit / "local" / POLICY), check.default_state_root(kit)
+    ledgers = Ledger.all_of(root, check.name_of(kit), kit / COUNTERS, limits.epsilon_budget, limits.delta_budget)
+    if arguments.data is not None:
+        place = str(Path(arguments.data).resolve()) if arguments.data else ""
+        ledgers = [ledger for ledger in ledgers if ledger.data == place]
+    require(bool(ledgers), f"site: no job with dp has spent anything here, by {root / FOLDER} and {kit / COUNTERS}")
+    if arguments.accept is not None:
+        places = ", ".join(repr(ledger.data) for ledger in ledgers)
+        require(len(ledgers) == 1, f"site: there are ledgers of {places}; name one by --data")
+        ledgers[0].accept(plain(arguments.accept))
+    for ledger in ledgers:
+        spent = ledger.summary()
+        print(json.dumps(spent)) if arguments.json else _show_spent(spent)
+
+
+def _show_spent(spent: dict[str, Any]) -> None:
+    budget, left = spent["budget"], spent["left"]
+    of_budget = "no budget is set" if budget is None else f"of {budget:g}; {left:.3g} are left for a job"
+    where = spent["data"] or "data that the operator does not name"
+    table = Table("job", "run", "epsilon", "participants", box=None, padding=(0, 1, 0, 0))
+    for job, cost in spent["jobs"].items():
+        cells = (job, cost["run"], f"{cost['epsilon']:.3g}", ", ".join(cost["participants"]))
+        table.add_row(*(escape(plain(cell)) for cell in cells))
+    accepted = [f"accepted {line['time']}: {line['reason']}" for line in spent["accepted"]]
+    console = Console()
+    say(console, f"{where}: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:g}, {of_budget}", *accepted)
+    console.print(table)
 
 
 def check_site(arguments: argparse.Namespace) -> None:

@@ -16,6 +16,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import psutil
+from cryptography.x509 import load_pem_x509_certificate
+from cryptography.x509.oid import NameOID
 from packaging.requirements import Requirement
 from rich import filesize
 from torch.nn import Module
@@ -122,6 +124,15 @@ def policy(local: Path) -> Finding:
 def is_site(kit: Path) -> bool:
     """Whether this is a site's kit, and neither a server's nor a simulator's workspace."""
     return (kit / "startup").is_dir() and not is_server(kit)
+
+
+def name_of(kit: Path) -> str:
+    """The site's name, by its certificate; else the folder's."""
+    certificate = kit / "startup" / "client.crt"
+    if not certificate.is_file():
+        return kit.resolve().name
+    subject = load_pem_x509_certificate(certificate.read_bytes()).subject
+    return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
 def is_server(kit: Path) -> bool:

@@ -31,8 +31,11 @@ JOB_CHECK = "cfl_flare.flare.job_check.JobCheck"
 REJOIN = "cfl_flare.flare.rejoin.Rejoin"
 VALIDATOR = "app_validator"
 
+LEDGER_FILTER = "cfl_flare.flare.client_api.private.LedgerFilter"
+
 CLASSES = (
     "cfl_flare.flare.aggregator.ClusteringAggregator",
+    LEDGER_FILTER,
     "cfl_flare.flare.controller.ClusteredController",
     "cfl_flare.flare.egress.EgressFilter",
     "cfl_flare.flare.executor.ClusteredExecutor",
@@ -79,7 +82,7 @@ OF_FLARE = (
 )
 
 
-AUTHORIZATION = "authorization.json"
+AUTHORIZATION, PRIVACY, CHAIN = "authorization.json", "privacy.json", "task_result_filters"
 CODE, READS = "byoc", CommandCategory.SHELL_COMMANDS
 # FLARE's rights: categories of commands, commands without one, and two of jobs.
 # A role may have a single command; its condition is then stronger than its category's.
@@ -151,6 +154,18 @@ def closed(local: Path) -> str | None:
         for role, rights in _rights(default).items()
     }
     return written({"format_version": "1.0", "permissions": permissions})
+
+
+def with_ledger(content: dict[str, Any] | None) -> dict[str, Any]:
+    """A site's privacy policy whose scopes all have the filter that enters into the ledger, before other filters."""
+    if not content or not content["scopes"]:  # FLARE applies no filter then
+        content = {"scopes": [{"name": "public", "properties": {}}], "default_scope": "public"}
+    entry = {"direction": "out", "path": LEDGER_FILTER, "args": {}}
+    scopes = [
+        {**scope, CHAIN: [entry, *(part for part in scope.get(CHAIN, ()) if part.get("path") != LEDGER_FILTER)]}
+        for scope in content["scopes"]
+    ]
+    return {**content, "scopes": scopes}
 
 
 def written(content: dict[str, Any]) -> str:

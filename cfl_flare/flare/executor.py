@@ -21,8 +21,8 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
-from cfl_flare.core.config import build, from_dict, unmarked
-from cfl_flare.core.errors import AbortedError, ColumnsError, failure_of
+from cfl_flare.core.config import build, from_dict, require, unmarked
+from cfl_flare.core.errors import AbortedError, BudgetError, ColumnsError, failure_of
 from cfl_flare.core.settings import from_attributes, keep, shows
 from cfl_flare.core.text import plain
 from cfl_flare.data import DataSource, SiteData
@@ -38,6 +38,7 @@ from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy, data_config, on_one_machine, simulated, study_of
 from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.policy import (
+    POLICY,
     SHARED,
     Policy,
     check_attacks,
@@ -45,6 +46,7 @@ from cfl_flare.flare.policy import (
     check_known,
     check_same_settings,
     check_software,
+    ledger_for,
     limited_paths,
     state_root,
     store_for,
@@ -53,8 +55,11 @@ from cfl_flare.flare.policy import (
 from cfl_flare.flare.schema import CLIPPED
 from cfl_flare.flare.site_run import RoundTask, SiteRun, log_failure
 from cfl_flare.methods import Method, build_method
+from cfl_flare.results.balance import LedgerJob
 from cfl_flare.results.job_record import MEAN, ROUND, JobRecord
+from cfl_flare.results.ledger import JobBooks
 from cfl_flare.results.schema import LONGEST
+from cfl_flare.training.privacy import Books
 from cfl_flare.training.runtime import Place
 from cfl_flare.training.settings import TrainSettings
 
@@ -110,6 +115,7 @@ class ClusteredExecutor(Executor):
         self._together: tuple[list[str], bool] | None = None
         self._averaged: list[str] = []
         self._data, self._answered = "", 0
+        self._books: Books | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Carries out a task; a failure is logged here, and its code alone is reported to the server."""
@@ -254,6 +260,7 @@ class ClusteredExecutor(Executor):
                 source = replace(source, study=study_of(fl_ctx, source.study))
                 self._data = "" if source.path is not None else str(source.located()[0].resolve())[-LONGEST:]
             together = content["sites"] if simulated(fl_ctx) else None
+            self._books = self._opened_books(content, fl_ctx)
             self._place = Place.of(at_site.device, at_site.gpu_memory, content["index"], together)
             site = self._empty_site(build_method(unmarked(self.method), policy), self.private, fl_ctx)
             self._place.limit()
@@ -278,7 +285,31 @@ class ClusteredExecutor(Executor):
             authorize=policy,
             fewest_scored=1 if simulated(fl_ctx) else FEWEST_SCORED,
             most_tpr=Policy.of(fl_ctx).max_tpr_at_1pct_fpr,
+            books=self._books,
+            secret=not simulated(fl_ctx),
         )
+
+    def _opened_books(self, content: dict[str, Any], fl_ctx: FLContext) -> Books | None:
+        """The site's ledger of privacy, in which participants write what they spend; None for a simulation.
+
+        Raises:
+            BudgetError: the operator has set a budget, and the job has no dp, or asks for more than is left.
+            LedgerError: the ledger cannot be trusted.
+        """
+        privacy = from_dict(TrainSettings, unmarked(self.training), "training").privacy
+        budget = None if simulated(fl_ctx) else Policy.of(fl_ctx).epsilon_budget
+        limit = f"training: dp is not set, and {POLICY} of {fl_ctx.get_identity_name()} has epsilon_budget = {budget}"
+        require(privacy is not None or budget is None, f"{limit}; set dp='epsilon=1' in the job", BudgetError)
+        if privacy is None or simulated(fl_ctx):
+            return None
+        unnamed = f"data: the job names it, and epsilon_budget = {budget} is for what the operator names by $CFL_DATA"
+        require(bool(self._data) or budget is None, f"{unnamed}; use the source site without a path", BudgetError)
+        run = self.run_name, content["memory_of"] or ""
+        job = LedgerJob(fl_ctx.get_job_id(), *run, privacy.epsilon, privacy.delta)
+        ledger = ledger_for(self._data, fl_ctx)
+        ledger.open()
+        ledger.check(job)
+        return JobBooks(ledger, job)
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
         """Reads the data, and gives each participant that this site hosts its own."""

@@ -20,9 +20,13 @@ from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.fuel.utils.json_scanner import JsonScanner
 from nvflare.fuel.utils.wfconf import resolve_var_refs
 
+from cfl_flare.core.errors import FileError
+from cfl_flare.core.files import read_json
 from cfl_flare.core.text import plain, shown
 from cfl_flare.data.files import read_nothing
+from cfl_flare.flare.allowed import PRIVACY, with_ledger
 from cfl_flare.flare.compat import parse_literally
+from cfl_flare.flare.policy import POLICY, Policy
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +45,7 @@ class JobCheck(AppValidator):
 
     It refuses texts that FLARE would replace by variables of the environment or of the kit. It refuses data and models
     as components and, at sites, components that are neither executors nor filters. The site's authorization decides on
-    jobs with code.
+    jobs with code. A site with an ``epsilon_budget`` takes no job while its privacy policy lacks the ledger's filter.
 
     In the kit's processes, configurations are parsed literally, and no source reads before a task says what it may.
 
@@ -57,11 +61,26 @@ class JobCheck(AppValidator):
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         """Why the job is refused, for its author, or an empty text; and what the operator's check says of it."""
         folder = Path(app_folder)
-        refusal = "" if (folder / "custom").exists() else next(_refusals(folder), "")
+        refusal = _unwritten(folder) or ("" if (folder / "custom").exists() else next(_refusals(folder), ""))
         if refusal:
             logger.warning("%s: job refused: %s", folder, refusal)
             return refusal, {}
         return ("", {}) if self.then is None else self.then.validate(app_folder)
+
+
+def _unwritten(folder: Path) -> str:
+    """Why nothing may run at a site with a budget of privacy: results could leave that are not in its ledger."""
+    kit = next((place for place in folder.resolve().parents if (place / "startup" / "fed_client.json").is_file()), None)
+    if kit is None or Policy.read(kit / "local" / POLICY).epsilon_budget is None:
+        return ""
+    try:
+        file = kit / "local" / PRIVACY
+        policy = read_json(file)
+        if policy == with_ledger(policy):
+            return ""
+    except (FileError, KeyError, TypeError, AttributeError) as error:
+        logger.warning("%s: %s", PRIVACY, error)
+    return "the site's epsilon_budget needs a filter in its privacy.json; its operator runs cfl-flare site prepare"
 
 
 def _refusals(folder: Path) -> Iterator[str]:

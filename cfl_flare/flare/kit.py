@@ -29,6 +29,7 @@ from cfl_flare.flare.allowed import (
     AUTHORIZATION,
     OF_FLARE,
     PREFIX,
+    PRIVACY,
     READS,
     REJOIN,
     VALIDATOR,
@@ -37,6 +38,7 @@ from cfl_flare.flare.allowed import (
     first_file,
     with_allowed,
     with_job_check,
+    with_ledger,
     with_rejoin,
     written,
 )
@@ -177,6 +179,22 @@ def console_change(local: Path) -> Change:
     if after is None or file.exists():
         return Change(file, None, [])
     return Change(file, after, [f"+ {READS}: none for each role, in {AUTHORIZATION}"])
+
+
+def privacy_change(local: Path) -> Change:
+    """The change after which nothing of a training script leaves that is not in the ledger of privacy.
+
+    Raises:
+        ConfigError: the kit's privacy policy is none of FLARE's.
+    """
+    file = local / PRIVACY
+    try:
+        before = read_json(file) if file.exists() else None
+        after = with_ledger(before)
+    except (FileError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"site: {file} is no privacy policy ({error}); correct it, or remove it") from error
+    diff = _diff(written(before) if before else "", written(after), PRIVACY, PRIVACY)
+    return Change(file, written(after) if after != before else None, diff)
 
 
 def _diff(before: str, after: str, old: str, new: str) -> list[str]:

@@ -29,6 +29,7 @@ from cfl_flare.data.files import reading_within
 from cfl_flare.engine.settings import BOUNDS, FEWEST_SCORED, LARGEST_SHARE
 from cfl_flare.flare.compat import SIMULATED_JOB, on_one_machine, simulated
 from cfl_flare.results.gate import tpr_bound
+from cfl_flare.results.ledger import COUNTERS, Ledger
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
 
@@ -57,6 +58,14 @@ class Policy:
         le=1,
     )
     max_participants: int = setting(10_000, help="most participants that a server accepts from one site", ge=1)
+    epsilon_budget: float | None = setting(
+        None,
+        help="most that all jobs together may spend of the privacy of this site's data, in a job with dp each; "
+        "jobs without dp are refused then",
+        gt=0,
+        le=1000,
+    )
+    delta_budget: float = setting(1e-5, help="probability with which epsilon_budget may not hold", gt=0, lt=0.1)
 
     def __post_init__(self) -> None:
         check_settings(self, POLICY)
@@ -164,6 +173,13 @@ def store_for(run_name: str, fl_ctx: FLContext) -> Store:
     except ValueError as error:
         raise ConfigError(f"run: run_name = {run_name!r}: {error}") from error
     return Store(Path(folder), durable=not simulated(fl_ctx))
+
+
+def ledger_for(data: str, fl_ctx: FLContext) -> Ledger:
+    """This site's ledger of a data set, see `cfl_flare.results.ledger`; its counters are in the kit's folder."""
+    policy, kit = Policy.of(fl_ctx), Path(fl_ctx.get_engine().get_workspace().get_root_dir())
+    budget = policy.epsilon_budget, policy.delta_budget
+    return Ledger(state_root(fl_ctx), data, fl_ctx.get_identity_name(), kit / COUNTERS, *budget)
 
 
 def series(version: str) -> str:

@@ -31,6 +31,7 @@ from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.site_run import SiteRun
 from cfl_flare.methods import Participant, build_method, describe_method
+from cfl_flare.training.privacy import Books
 
 # Fields of a task, and of its answer, that say of which run it is and, in a study, which samples it is measured on.
 CANDIDATE: Final = "candidate"
@@ -172,6 +173,11 @@ class SeveralExecutor(ClusteredExecutor):
     ):
         super().__init__({"method": "fedavg"}, model, source, data, training, run_name, seed, made_by, **settings)
         self.runs = runs
+
+    def _opened_books(self, content: dict[str, Any], fl_ctx: FLContext) -> Books | None:
+        of_one = "training: dp is for one run a job, and this job is a study or has several methods"
+        require(self.training.get("dp") is None, f"{of_one}; make a job of each, or leave dp out")
+        return super()._opened_books(content, fl_ctx)
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
         super()._host(site, source, content, fl_ctx)

@@ -26,6 +26,7 @@ from nvflare.private.fed.app.default_app_validator import DefaultAppValidator
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
 from cfl_flare import __version__
+from cfl_flare.cli import main
 from cfl_flare.cli.export import write_templates
 from cfl_flare.core.config import marked
 from cfl_flare.core.errors import ConfigError, PathError
@@ -428,6 +429,7 @@ def test_a_site_takes_its_gpu_and_says_which(monkeypatch, simulation, share):
         return SimpleNamespace(add=list)
 
     monkeypatch.setattr(module, "Site", site)
+    monkeypatch.setattr(ClusteredExecutor, "_opened_books", lambda *given: None)
     monkeypatch.setattr(ClusteredExecutor, "log_info", lambda self, fl_ctx, text: said.append(text))
     executor = ClusteredExecutor({"method": "fedavg"}, MODEL, DIGITS, DATA, {}, run_name="run", device="cuda")
     context = FLContext()
@@ -436,3 +438,33 @@ def test_a_site_takes_its_gpu_and_says_which(monkeypatch, simulation, share):
     assert devices == ["cuda:1"]
     assert limits == ([] if share is None else [(share, torch.device("cuda:1"))])
     assert said == [f"site-4 computes on cuda:1 (a GPU{', at most 50% of its memory' if share else ''})"]
+
+
+def test_a_budget_of_privacy_puts_the_ledgers_filter_first_into_each_scope(tmp_path, capsys):
+    folder = kit(tmp_path / "kit")
+    file, other = folder / "local" / "privacy.json", {"path": "a.B", "args": {"x": 1}}
+    assert main(["site", "prepare", str(folder)]) == 0 and not file.exists()
+    app, check = folder / "0a1b" / "app_site-1", JobCheck()
+    (app / "custom").mkdir(parents=True)
+    assert check.validate(str(app)) == ("", {})
+    (folder / "local" / "cfl.json").write_text('{"epsilon_budget": 8}')
+    assert "needs a filter in its privacy.json" in check.validate(str(app))[0]
+    scopes = [{"name": "a", "task_result_filters": [other]}, {"name": "b", "properties": {"y": 2}}]
+    for before in (
+        None,
+        {"scopes": [], "default_scope": "c"},
+        {"scopes": scopes, "default_scope": "b", "components": []},
+    ):
+        if before is not None:
+            file.write_text(json.dumps(before))
+            assert "needs a filter" in check.validate(str(app))[0]
+        assert main(["site", "prepare", str(folder)]) == 0
+        assert check.validate(str(app)) == ("", {})
+        after = json.loads(file.read_text())
+        assert all(scope["task_result_filters"][0]["path"].endswith(".LedgerFilter") for scope in after["scopes"])
+    assert after["scopes"][0]["task_result_filters"][1:] == [other] and after["components"] == []
+    assert after["scopes"][1]["properties"] == {"y": 2} and after["default_scope"] == "b"
+    for odd in ("[1]", '{"scopes": 3}', "{"):
+        file.write_text(odd)
+        assert "needs a filter" in check.validate(str(app))[0]
+        assert main(["site", "prepare", str(folder)]) == 2 and "is no privacy policy" in capsys.readouterr().err

@@ -19,6 +19,7 @@ from cfl_flare.core.errors import ClassError, ConfigError
 from cfl_flare.data import SOURCES
 from cfl_flare.flare import ClusteredController, ClusteredExecutor, ClusteringAggregator, ClusterModelPersistor
 from cfl_flare.flare.allowed import CLASSES, CODE, OF_FLARE, READS, permitted_roles
+from cfl_flare.flare.client_api.private import LedgerFilter
 from cfl_flare.flare.compat import component_policy
 from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.job_check import JobCheck
@@ -35,6 +36,7 @@ from tests.flare.kits import kit as prepared
 OURS = list(CLASSES)
 COMPONENTS = (ClusteredController, ClusteredExecutor, ClusteringAggregator, ClusterModelPersistor)
 STUDY = (StudyController, StudyExecutor)
+FILTERS = (EgressFilter, LedgerFilter)
 
 
 def kit(folder: Path, **content) -> Path:
@@ -147,7 +149,8 @@ def test_a_list_that_allows_all_of_cfl_flare_is_narrowed(tmp_path, wide):
 def test_the_list_has_each_class_that_a_job_may_name_and_no_function():
     found = {f"{cls.__module__}.{cls.__qualname__}" for cls in (*SOURCES.values(), *MODELS.values())}
     found |= {
-        f"{cls.__module__}.{cls.__qualname__}" for cls in (*COMPONENTS, *STUDY, EgressFilter, NamedArrays, ServerRun)
+        f"{cls.__module__}.{cls.__qualname__}"
+        for cls in (*COMPONENTS, *STUDY, EgressFilter, LedgerFilter, NamedArrays, ServerRun)
     }
     assert found == set(CLASSES) and len(CLASSES) == len(found)
 

@@ -8,17 +8,22 @@ import logging
 import re
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from nvflare.apis.dxo import DXO, DataKind
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from PIL import Image
 
+from cfl_flare.cli import main
 from cfl_flare.cli.specs import read_source
-from cfl_flare.core.config import describe, marked
+from cfl_flare.core.config import describe, marked, unmarked
 from cfl_flare.core.errors import FAILURES, DataError, FileError, PathError, PayloadError, failure_of, failure_text
 from cfl_flare.data import SOURCES, Npz, SiteData, sources
 from cfl_flare.data.images import Folder
@@ -29,10 +34,14 @@ from cfl_flare.engine.server import Equipment
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import wire
 from cfl_flare.flare.aggregator import ClusteringAggregator, Start
+from cfl_flare.flare.client_api.private import LedgerFilter
+from cfl_flare.flare.client_api.results import check_failure
+from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.schema import CLIPPED, OF_PARTICIPANT, OF_RESULT
 from cfl_flare.methods import Participant, Update
 from cfl_flare.models import Logistic
 from cfl_flare.training.learner import Learner
+from cfl_flare.training.privacy import ORDERS, epsilon_of
 from cfl_flare.training.settings import TrainSettings
 from tests.flare.kits import BOUNDS, JOB, MODEL, answer, check_in, context, executor, kit, npz
 
@@ -371,3 +380,143 @@ def test_the_server_too_opens_no_file_for_a_job_but_the_job_s_own(tmp_path):
             begins(JOB["method"], path)
     with pytest.raises(PathError, match="indicator_file: the job names"):
         begins({"method": "fedds", "k": 2, "indicator_file": str(npz(tmp_path / "x.npz"))})
+
+
+PRIVATE = {**JOB, "training": {"local_steps": 2, "dp": {"epsilon": 3.0, "rounds": 2, "measured": 2}}}
+SAYS = [{"noise_multiplier": np.float32(2.0), "sample_rate": 1.0, "steps": np.int64(2)}]
+
+
+def spent_at(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert main(["site", "ledger", "--kit", str(folder), "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def private_job(**changes: Any) -> ClusteredExecutor:
+    return executor(SiteData(), training=marked({**PRIVATE["training"], **changes}))
+
+
+def job_of(site: ClusteredExecutor) -> dict[str, Any]:
+    return {**JOB, "training": unmarked(site.training)}
+
+
+def test_a_job_with_privacy_writes_into_the_ledger_before_it_says_a_number(tmp_path, monkeypatch, capsys):
+    data, folder = npz(tmp_path / "ward.npz"), kit(tmp_path / "site-1", epsilon_budget=4.0)
+    monkeypatch.setenv("CFL_DATA", str(data))
+    site = private_job()
+    said = answer(site, check_in(job=job_of(site)), folder)
+    (spent,) = spent_at(folder, capsys)
+    assert spent["data"] == str(data) and spent["lines"] == 2 and 0 < spent["epsilon"] < 3
+    again = private_job()  # the process was restarted: the number is the same, and nothing is spent
+    assert answer(again, check_in(job=job_of(site)), folder) == said
+    assert spent_at(folder, capsys) == [spent]
+    assert main(["site", "ledger", "--kit", str(folder)]) == 0
+    assert "at delta 1e-05, of 4;" in capsys.readouterr().out
+    large = private_job(dp={"epsilon": 4.5})
+    assert answer(large, check_in(job=job_of(large)), folder)["error"] == "budget"
+
+
+def test_a_server_that_sends_a_round_again_and_again_gets_no_more_than_the_budget(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
+    folder, site = kit(tmp_path / "site-1", epsilon_budget=4.0), private_job()
+    codes = [answer(site, train(), folder, wire.TRAIN_TASK)["results"]["site-1"].get("error") for _ in range(4)]
+    assert codes[0] is None and codes[-1] == "budget"
+    (spent,) = spent_at(folder, capsys)
+    assert 2 < spent["epsilon"] <= 3
+    again = private_job()
+    assert answer(again, train(), folder, wire.TRAIN_TASK)["results"]["site-1"]["error"] == "budget"
+    assert spent_at(folder, capsys) == [spent]
+
+
+@pytest.mark.parametrize(("budget", "code"), [({}, None), ({"epsilon_budget": 4.0}, "budget")])
+def test_a_site_with_a_budget_takes_no_job_without_privacy(tmp_path, monkeypatch, budget, code):
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
+    folder = kit(tmp_path / "site-1", **budget)
+    assert answer(executor(SiteData()), check_in(), folder).get("error") == code
+    assert answer(executor(SiteData()), train(), folder, wire.TRAIN_TASK).get("error") == code
+
+
+def test_a_job_that_names_the_data_itself_is_refused_where_there_is_a_budget(tmp_path, caplog):
+    data = npz(tmp_path / "data" / "ward.npz")
+    folder = kit(tmp_path / "site-1", epsilon_budget=4.0, data_roots=[str(data.parent)])
+    site = executor(Npz(str(data)), training=marked(PRIVATE["training"]))
+    assert answer(site, check_in(job=job_of(site)), folder)["error"] == "budget"
+    assert "is for what the operator names by $CFL_DATA" in caplog.text
+
+
+def test_a_ledger_that_cannot_be_trusted_ends_the_job_until_the_operator_accepts_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
+    folder, site = kit(tmp_path / "site-1"), private_job()
+    answer(site, check_in(job=job_of(site)), folder)
+    (file,) = (tmp_path / "state" / "_privacy").glob("*.jsonl")
+    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+    assert answer(private_job(), check_in(job=job_of(site)), folder)["error"] == "ledger"
+    assert main(["site", "ledger", "--kit", str(folder)]) == 2
+    assert "is no current copy" in capsys.readouterr().err
+    assert main(["site", "ledger", "--kit", str(folder), "--accept", "restored after a crash"]) == 0
+    assert "accepted 20" in capsys.readouterr().out
+    assert "error" not in answer(private_job(), check_in(job=job_of(site)), folder)
+
+
+def filtered(folder: Path, result: Shareable, job: Any = None) -> Shareable:
+    fl_ctx = context(folder)
+    fl_ctx.set_prop(FLContextKey.RUNNER, SimpleNamespace(find_executor=lambda task: job))
+    fl_ctx.set_prop(FLContextKey.TASK_NAME, "train")
+    return LedgerFilter().process(result, fl_ctx)
+
+
+def of_script(**meta: Any) -> Shareable:
+    model = FLModel(params={"w": np.ones(2, np.float32)}, metrics={"loss": 1.0}, meta=meta)
+    return FLModelUtils.to_shareable(model)
+
+
+def failure_in(result: Shareable) -> str:
+    model = FLModelUtils.from_shareable(result)
+    with pytest.raises(PayloadError) as error:
+        check_failure(model)
+    assert not model.params and not model.metrics and error.value.code == "site_failed"
+    return str(error.value)
+
+
+def test_a_scripts_result_leaves_when_what_it_spends_is_in_the_ledger(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
+    folder = kit(tmp_path / "site-1", epsilon_budget=5.0)
+    for _ in range(2):
+        sent = FLModelUtils.from_shareable(filtered(folder, of_script(privacy=SAYS, NUM_STEPS_CURRENT_ROUND=3)))
+        assert sent.params["w"].tolist() == [1, 1] and sent.metrics == {"loss": 1.0} and "privacy" not in sent.meta
+    (spent,) = spent_at(folder, capsys)
+    assert spent["epsilon"] == pytest.approx(epsilon_of(np.array(ORDERS) * 4 / 4 / 2, 1e-5), rel=1e-9)
+    assert failure_in(filtered(folder, of_script(privacy=SAYS))).startswith("budget: its privacy budget")
+    assert spent_at(folder, capsys) == [spent]
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {},
+        {"privacy": []},
+        {"privacy": "none"},
+        {"privacy": [{"noise_multiplier": 1.0}]},
+        {"privacy": [{"noise_multiplier": float("inf"), "sample_rate": 1.0, "steps": 1}]},
+        {"privacy": [{"noise_multiplier": float("nan"), "sample_rate": 1.0, "steps": 1}]},
+        {"privacy": [{"noise_multiplier": 1.0, "sample_rate": 0.0, "steps": 1}]},
+        {"privacy": [{"noise_multiplier": 1.0, "sample_rate": 1.0, "steps": True}]},
+        {"privacy": [{"noise_multiplier": 9.0, "sample_rate": 1.0, "steps": 1}] * 101},
+    ],
+)
+def test_a_script_that_does_not_say_what_it_spends_sends_nothing_from_a_site_with_a_budget(tmp_path, meta):
+    folder = kit(tmp_path / "site-1", epsilon_budget=5.0)
+    assert failure_in(filtered(folder, of_script(**meta))).startswith("budget: ")
+    assert not list((tmp_path / "state").rglob("*.jsonl"))
+
+
+def test_what_the_filter_of_the_ledger_leaves_alone(tmp_path):
+    plain, tight = kit(tmp_path / "site-1"), kit(tmp_path / "site-2", epsilon_budget=5.0)
+    for folder, job in ((plain, None), (tight, executor(SiteData())), (kit(tmp_path / "sim", real=False), None)):
+        result = of_script()
+        assert filtered(folder, result, job) is result
+    answer = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    answer["leak"] = 1
+    assert filtered(plain, answer) is answer
+    assert "leak" not in filtered(tight, answer) and filtered(tight, answer).get_return_code() != ReturnCode.OK
+    assert filtered(tight, Shareable({"leak": 1})).get_return_code() == ReturnCode.ERROR

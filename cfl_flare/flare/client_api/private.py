@@ -1,37 +1,54 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Private layers for training scripts: arrays that each site trains for itself, with the script unchanged."""
+"""Filters at a site with a training script: private arrays stay there, and what leaves is in the ledger of privacy."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
-from nvflare.apis.filter import FilterChainType, FilterContextKey
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.filter import Filter, FilterChainType, FilterContextKey
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.recipe.spec import Recipe
 
 from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.config import check_run_name, require
+from cfl_flare.core.errors import BudgetError, CFLError, DataError
 from cfl_flare.core.files import make_folder, writing
 from cfl_flare.core.private import bounded
-from cfl_flare.flare.client_api.cfl_launcher import as_tensors
-from cfl_flare.flare.compat import config_of, simulated
-from cfl_flare.flare.policy import store_for
+from cfl_flare.core.text import shown
+from cfl_flare.data import SiteData
+from cfl_flare.flare.client_api.cfl_launcher import FAILED, as_tensors
+from cfl_flare.flare.compat import config_of, simulated, study_of
+from cfl_flare.flare.executor import ClusteredExecutor
+from cfl_flare.flare.policy import Policy, ledger_for, store_for
+from cfl_flare.flare.several import SeveralExecutor
+from cfl_flare.flare.site_run import log_failure
+from cfl_flare.flare.study.executor import StudyExecutor
+from cfl_flare.results.balance import LedgerJob
+from cfl_flare.results.ledger import SPENDS
+from cfl_flare.results.schema import LONGEST
+from cfl_flare.training.privacy import TRAIN as TRAINING
+from cfl_flare.training.privacy import Spend
 
 TRAIN, EVALUATE, SUBMIT = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION, AppConstants.TASK_SUBMIT_MODEL
 KINDS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
 FILE = "private.safetensors"
 # In the folder of the job, which FLARE makes anew for each: the file is that of this job.
 MARKER = "cfl_private"
+# Of an FLModel's meta; the most mechanisms that one result may name; a script's job states no delta.
+REPORT, MOST_SPENDS, DELTA = "privacy", 100, 1e-5
 
 
 class PrivateArrays(DXOFilter):
@@ -140,6 +157,68 @@ class PrivateArrays(DXOFilter):
             with writing(marker):
                 marker.touch()
         return path
+
+
+class LedgerFilter(Filter):
+    """Writes into the site's ledger what a training script says to have spent, before its result leaves.
+
+    It belongs in the ``task_result_filters`` of each scope of the site's ``local/privacy.json``, where no job can
+    remove it; ``cfl-flare site prepare KIT --epsilon-budget 8`` puts it there. In the meta of each `FLModel` a script
+    says ``"privacy": [{"noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 100}]``. That is taken out. At a site
+    with an ``epsilon_budget``, a result without it does not leave, nor one that the budget does not pay for.
+
+    Participants of cfl_flare's executors write into the ledger themselves.
+    """
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """The result without what it says on privacy; the code of the failure where it may not leave."""
+        runner = fl_ctx.get_prop(FLContextKey.RUNNER)
+        executor = runner.find_executor(fl_ctx.get_prop(FLContextKey.TASK_NAME)) if runner is not None else None
+        if simulated(fl_ctx) or type(executor) in (ClusteredExecutor, SeveralExecutor, StudyExecutor):
+            return shareable
+        try:
+            return self._entered(shareable, fl_ctx)
+        except CFLError as error:
+            log_failure(self, "the script's result: privacy", error.failure, str(error), fl_ctx)
+            return FLModelUtils.to_shareable(FLModel(metrics={}, meta={FAILED: error.failure}))
+
+    def _entered(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        budget = Policy.of(fl_ctx).epsilon_budget
+        try:
+            dxo = from_shareable(shareable)
+        except ValueError:  # such as the answer of a script that has failed
+            code = str(shareable.get_return_code())
+            return shareable if budget is None else make_reply(code if code != ReturnCode.OK else ReturnCode.ERROR)
+        report = (dxo.meta or {}).pop(REPORT, None)
+        if budget is None and report is None:
+            return shareable
+        example = "[{'noise_multiplier': 1.1, 'sample_rate': 0.01, 'steps': 100}]"
+        spends = [spend_of(part) for part in report] if isinstance(report, list) else []
+        valid = 0 < len(spends) <= MOST_SPENDS and SPENDS(spends)
+        said = f"the script's meta: {REPORT} = {shown(report)}, and this site's epsilon_budget is {budget}"
+        require(valid, f"{said}; let the script say what it spends: {example}", BudgetError)
+        job, site = str(fl_ctx.get_job_id()), fl_ctx.get_identity_name()
+        ledger = ledger_for(data_of(fl_ctx), fl_ctx)
+        ledger.open()
+        entries = [Spend(**spend) for spend in spends]
+        ledger.enter(LedgerJob(job, job, "", inf, DELTA), site, entries, round=0)
+        return dxo.update_shareable(shareable)
+
+
+def spend_of(part: Any) -> dict[str, Any]:
+    """One of a script's reports as a line of the ledger has it; numbers may be NumPy's."""
+    said = part if isinstance(part, dict) else {}
+    numbers = {name: said.get(name) for name in ("noise_multiplier", "sample_rate", "steps")}
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in numbers.items()}
+    return {"what": "script", "split": TRAINING, **plain}
+
+
+def data_of(fl_ctx: FLContext) -> str:
+    """Where the data lies that the operator names for the job's study; empty if the operator names none."""
+    try:
+        return str(SiteData(study=study_of(fl_ctx)).located()[0].resolve())[-LONGEST:]
+    except DataError:
+        return ""
 
 
 def keep_private(recipe: Recipe, private: str, run_name: str) -> None:

@@ -16,7 +16,7 @@ from nvflare.apis.dxo import MetaKey
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
-from cfl_flare.core.errors import ConfigError, PayloadError
+from cfl_flare.core.errors import BudgetError, ConfigError, LedgerError, PayloadError, failure_text
 from cfl_flare.core.params import Params
 from cfl_flare.core.text import plain, shown
 from cfl_flare.engine.server import Server
@@ -215,6 +215,8 @@ def check_failure(result: FLModel) -> None:
     name = result.meta[FAILED]
     if name == SystemExit.__name__:
         raise PayloadError("site_failed", "its script ended before the job")
+    if name in (BudgetError.failure, LedgerError.failure):  # the site does not let its result leave
+        raise PayloadError("site_failed", failure_text(name))
     raise PayloadError("site_failed", f"{_type_of(name)} in its script")
 
 
