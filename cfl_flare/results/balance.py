@@ -14,7 +14,6 @@ from math import log
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
 
 from cfl_flare.training.privacy import Spend, epsilon_of, gaussian_of, rdp_of
 
@@ -121,8 +120,10 @@ class Balance:
         low, high = log(0.01), log(1e6)
         if excess(high) >= 0:
             return 0.0
-        noise = low if excess(low) <= 0 else brentq(excess, low, high)
-        return epsilon_of(rdp_of([_gaussian(np.exp(noise))]), self.delta)
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+        return epsilon_of(rdp_of([_gaussian(np.exp(high))]), self.delta)
 
     def _others(self, jobs: set[str]) -> np.ndarray:
         return np.sum([rdp_of(()), *(curve for id, curve in self._largest.items() if id not in jobs)], axis=0)

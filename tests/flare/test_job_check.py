@@ -429,7 +429,7 @@ def test_a_site_takes_its_gpu_and_says_which(monkeypatch, simulation, share):
         return SimpleNamespace(add=list)
 
     monkeypatch.setattr(module, "Site", site)
-    monkeypatch.setattr(ClusteredExecutor, "_opened_books", lambda *given: None)
+    monkeypatch.setattr(policy.Policy, "of", lambda fl_ctx: policy.Policy())
     monkeypatch.setattr(ClusteredExecutor, "log_info", lambda self, fl_ctx, text: said.append(text))
     executor = ClusteredExecutor({"method": "fedavg"}, MODEL, DIGITS, DATA, {}, run_name="run", device="cuda")
     context = FLContext()
