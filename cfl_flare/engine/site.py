@@ -160,6 +160,8 @@ class Site:
         site = copy(self)
         site.hosted, site._splits = other.hosted, other._splits
         site.memory = {name: self.memory.get(name, {}) for name in other.hosted}
+        if site._privacy is not None:  # each run pays for itself
+            site._accounts = {name: site._account(data, site._privacy) for name, data in site.hosted.items()}
         return site
 
     def _check_fit(self, data: ParticipantData) -> None:

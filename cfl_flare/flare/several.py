@@ -26,7 +26,7 @@ from cfl_flare.engine.study.candidates import Candidate
 from cfl_flare.engine.study.halving import TEST, VALIDATION
 from cfl_flare.flare import wire
 from cfl_flare.flare.aggregator import ClusteringAggregator, Start
-from cfl_flare.flare.compat import component_policy
+from cfl_flare.flare.compat import component_policy, simulated
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.site_run import SiteRun
@@ -175,8 +175,8 @@ class SeveralExecutor(ClusteredExecutor):
         self.runs = runs
 
     def _opened_books(self, content: dict[str, Any], fl_ctx: FLContext) -> Books | None:
-        of_one = "training: dp is for one run a job, and this job is a study or has several methods"
-        require(self.training.get("dp") is None, f"{of_one}; make a job of each, or leave dp out")
+        single = simulated(fl_ctx) or self.training.get("dp") is None
+        require(single, "training: dp pays for one run a job at real sites, and this has several; make a job of each")
         return super()._opened_books(content, fl_ctx)
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:

@@ -105,6 +105,14 @@ def learner_of(site: Site, randomness: Still, round_number: int = 0) -> DPLearne
     return learner
 
 
+def test_another_run_on_the_same_data_has_privacy_too() -> None:
+    site, _ = site_of()
+    books = Books({TRAIN: 5, TEST: 4})
+    other = Site(FedAvg(), Line, site.runtime.settings, seed=0, books=books).with_data_of(site)
+    learner_of(other, Still([0.0] * 5)).train(line(other, 0.0))
+    assert other.samples("p") == 5 and [spend.what for _, spend in books.entered] == ["training"]
+
+
 def line(site: Site, weight: float) -> Params:
     return Params(site.runtime.initial(0).layout, np.array([weight], np.float32))
 
