@@ -125,6 +125,31 @@ def test_hospitals_that_agreed_on_nothing_are_careful_with_each_other(trial):
     assert "min_sites_per_cluster = 3: method cfl computes more than means" in (results / "log.txt").read_text()
 
 
+def test_a_hospital_s_ledger_pays_for_one_job_and_not_for_a_second(trial, capsys, monkeypatch):
+    kit, private = trial.kits / "hospital-1", {"lr": 0.05, "dp": "epsilon=2.5"}
+    limits, policy = kit / "local" / "cfl.json", kit / "local" / "privacy.json"
+    before = limits.read_bytes()
+    assert main(["site", "prepare", str(kit), "--no-keep-logs", "--epsilon-budget", "3"]) == 0
+    try:
+        ended, results = trial.run(exported(trial, "private", "fedavg", num_rounds=2, training=private))
+        assert ended == "FINISHED:COMPLETED" and not load_run(results / "cfl").summary["sites_left_out"]
+        monkeypatch.setenv("CFL_STATE_ROOT", str(trial.state_root("hospital-1")))
+        capsys.readouterr()
+        assert main(["site", "ledger", "--json", "--kit", str(kit)]) == 0
+        spent = json.loads(capsys.readouterr().out)
+        assert spent["data"] == str(trial.data["hospital-1"].resolve())
+        assert [job["run"] for job in spent["jobs"].values()] == ["private"]
+        assert 2 < spent["epsilon"] <= 2.5 and spent["left"] < 2.5
+        again = exported(trial, "again", "fedavg", num_rounds=1, min_clients=2, seed=1, training=private)
+        ended, results = trial.run(again)
+        assert ended == "FINISHED:COMPLETED"
+        left_out = load_run(results / "cfl").summary["sites_left_out"]
+        assert left_out.keys() == {"hospital-1"} and "budget" in left_out["hospital-1"]
+    finally:
+        limits.write_bytes(before)
+        policy.unlink()
+
+
 def test_a_hospital_takes_part_in_no_job_that_hollows_out_its_floor(trial):
     """A floor of three in words: no model is held back, or nearly all of one is the largest hospital's."""
     agreed, strict = trial.sites[:2], "hospital-3"
