@@ -6,7 +6,7 @@
 
 ``--gate`` measures the gate before a cluster's model leaves. A run has clusters of 3 and of 6 hospitals, given as
 groups. Models memorise, of few samples in many epochs, or do not, of many samples in few. Each run adds a line to
-``gate.jsonl`` in the folder, and those that are there are skipped.
+``gate.jsonl`` in the folder, and those that are there are skipped. ``gate.json`` has the summary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import commit
+from common import commit, write_json
 
 from cfl_flare.cli.specs import read_source
 from cfl_flare.data import DataConfig, ParticipantData
@@ -170,6 +170,24 @@ def measure_gate(folder: Path, seeds: int, dp: Mapping[str, Any] | None = None) 
         print(json.dumps(line), flush=True)
 
 
+def gate_summary(folder: Path) -> dict[str, Any]:
+    """For each data set, regime and size of a cluster: how many models were stopped, and what attacks reached."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in map(json.loads, (folder / GATE).read_text().splitlines()):
+        for label, of in line["clusters"].items():
+            of_both = {attack: of[attack]["tpr"] for attack in ATTACKS}
+            row = {**of_both, "stopped": of["stopped"] is not None, "gap": line["gap"], "commit": line["commit"]}
+            key = line["data"], line["regime"], json.dumps(line["dp"]), int(label.removeprefix("of "))
+            groups.setdefault(key, []).append(row)
+    rows = []
+    for (data, regime, dp, sites), runs in sorted(groups.items()):
+        means = {name: float(np.mean([run[name] for run in runs])) for name in (*ATTACKS, "gap")}
+        counts = {"sites": sites, "models": len(runs), "stopped": sum(run["stopped"] for run in runs)}
+        commits = sorted({run["commit"] for run in runs})
+        rows.append({"data": data, "regime": regime, "dp": json.loads(dp), **counts, **means, "commits": commits})
+    return {"bound": BOUND, "tests": TESTS, "summary": rows}
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -179,6 +197,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.gate:
         measure_gate(arguments.out, arguments.seeds)
+        write_json(arguments.out / "gate.json", gate_summary(arguments.out), indent=1)
 
 
 if __name__ == "__main__":
