@@ -74,8 +74,8 @@ def _grouped(plan: Plan) -> dict[str, Any]:
 GROUPED = replace(PNEUMONIA, model=_grouped(PNEUMONIA), rounds=10)
 CASES = {
     "stroke": Case(STROKE, next(iter(STROKE.partitions)), 0.5, 0.1),
-    "blood": Case(replace(TEN, rounds=10), "labels", 0.05, 0.01),
-    "pneumonia": Case(GROUPED, "labels", 0.05, 0.01),
+    "blood": Case(replace(TEN, rounds=10), "labels", 0.8, 0.01, norm=0.3),
+    "pneumonia": Case(GROUPED, "labels", 0.2, 0.01, norm=0.3),
 }
 
 

@@ -83,16 +83,19 @@ def check_file(path: Path) -> None:
 
 
 def gate_lines(summary: Mapping[str, Any]) -> list[str]:
-    """What attacks reached, a line for each model; and whether it may leave."""
-    measured = summary.get("membership") or {"models": {}}
+    """The bound that a run promises, what attacks reached, a line for each model; and whether it may leave."""
+    measured, private = summary.get("membership") or {"models": {}}, (summary.get("training") or {}).get("dp")
     lines = []
+    if isinstance(private, Mapping):
+        epsilon, delta = (shown(private.get(name)) for name in ("epsilon", "delta"))
+        lines.append(f"differential privacy of each sample: epsilon at most {epsilon}, with delta = {delta}")
     for model, of_model in measured["models"].items():
         rates = (
             f"{name} {of['tpr']:.1%} ({of['interval'][0]:.1%} to {of['interval'][1]:.1%})"
             for name, of in of_model["attacks"].items()
         )
         lines.append(f"{model}: training samples told by attacks at 1 % false positives: {', '.join(rates)}")
-    if measured.get("bound") is not None and not measured["models"] and "dp" not in (summary.get("training") or {}):
+    if measured.get("bound") is not None and not measured["models"] and private is None:
         lines.append("no attack was measured on any model, so none leaves for others than its members")
     return lines + [
         f"{model} stays with its members: {why}"

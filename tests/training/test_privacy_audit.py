@@ -80,6 +80,9 @@ SETTINGS: list[tuple[list[Spend], float, float | None]] = [
     ([gaussian(1, 64 / 60_000, 9375)], 1e-5, None),
     ([gaussian(1, 5000 / 763_430, 4980)], 1e-9, None),
     ([gaussian(2.5, 32 / 150, 400)], 1e-4, None),
+    ([gaussian(0.7, 0.001, 1000)], 1e-5, None),
+    ([gaussian(0.4, 0.001, 1000)], 1e-5, None),
+    ([gaussian(1, 0.5, 10)], 1e-5, None),
     # Steps of training, and answers on all samples.
     ([gaussian(2, 0.1, 100), gaussian(20, 1, 11), gaussian(30)], 1e-5, None),
     ([gaussian(1.2, 0.05, 200), gaussian(8, 1, 5)], 1e-6, None),
@@ -99,14 +102,6 @@ def test_epsilon_is_that_of_another_accountant(spends: list[Spend], delta: float
     if published is not None:
         older = rdp - np.log(delta) / (np.array(ORDERS) - 1)
         assert older.min() == pytest.approx(published, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    "spend", [gaussian(0.7, 0.001, 1000), gaussian(0.4, 0.001, 1000), gaussian(1, 0.5, 10)], ids=str
-)
-def test_whole_orders_cost_something_where_noise_is_little_and_never_flatter(spend: Spend) -> None:
-    exact = composed(RdpAccountant(), [spend]).get_epsilon(1e-5)
-    assert exact < epsilon_of(rdp_of([spend]), 1e-5) < 1.25 * exact
 
 
 @pytest.mark.parametrize("method", [FedAvg(), IFCA(k=2)], ids=lambda method: method.label)
