@@ -55,7 +55,8 @@ class Case:
     Attributes:
         plan: of the data.
         partition: of the plan.
-        lr: learning rate with a budget; without one, the plan's.
+        lr: learning rate with a budget.
+        free_lr: without one.
         local_lr: of local training.
         norm: what norms gradients are clipped to.
     """
@@ -63,6 +64,7 @@ class Case:
     plan: Plan
     partition: str
     lr: float
+    free_lr: float
     local_lr: float
     norm: float = 1.0
 
@@ -73,9 +75,9 @@ def _grouped(plan: Plan) -> dict[str, Any]:
 
 GROUPED = replace(PNEUMONIA, model=_grouped(PNEUMONIA), rounds=10)
 CASES = {
-    "stroke": Case(STROKE, next(iter(STROKE.partitions)), 0.5, 0.1),
-    "blood": Case(replace(TEN, rounds=10), "labels", 0.8, 0.01, norm=0.3),
-    "pneumonia": Case(GROUPED, "labels", 0.2, 0.01, norm=0.3),
+    "stroke": Case(STROKE, next(iter(STROKE.partitions)), 0.5, 0.3, 0.1),
+    "blood": Case(replace(TEN, rounds=10), "labels", 0.8, 0.05, 0.05, norm=0.3),
+    "pneumonia": Case(GROUPED, "labels", 0.2, 0.05, 0.05, norm=0.3),
 }
 
 
@@ -83,8 +85,7 @@ def run(case: Case, row: str, epsilon: float | None, seed: int, **changes: Any) 
     """One run, and what its served models are on the test splits."""
     spec, private = {**METHODS, **NO_BUDGET}[row]
     budget = None if epsilon is None else {"epsilon": epsilon, "delta": DELTA, "max_grad_norm": case.norm}
-    own_rate = {"local": case.local_lr}.get(row, case.plan.training.lr)
-    lr = own_rate if epsilon is None else case.lr
+    lr = (case.local_lr if row == "local" else case.free_lr) if epsilon is None else case.lr
     plan = case.plan.altered({"lr": lr, "dp": budget, "score_bins": 0, "measures": (), "bootstrap": 0, **changes})
     settings = replace(plan.scheduled(seed), evaluate_every=plan.rounds)
     training = plan.training.over(settings.num_rounds, settings.evaluate_every)
@@ -150,7 +151,10 @@ def main() -> None:
         if any(all(row.get(k) == v for k, v in key.items()) for row in rows):
             continue
         case = CASES[key["case"]]
-        case = replace(case, **{name: key[name] for name in ("lr", "norm") if name in key})
+        searched_for = {name: key[name] for name in ("lr", "norm") if name in key}
+        if "lr" in key:
+            searched_for |= {"free_lr": key["lr"], "local_lr": key["lr"]}
+        case = replace(case, **searched_for)
         rows.append({**key, **run(case, key["row"], key["epsilon"], key["seed"], **changes)})
         print(json.dumps({k: v for k, v in rows[-1].items() if k != "quarters"}), flush=True)
         save_rows(given.out, provenance(), runs=rows)
@@ -168,6 +172,10 @@ def planned(given: argparse.Namespace) -> Iterable[tuple[dict[str, Any], dict[st
 
 def searched(given: argparse.Namespace) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
     for name in given.cases:
+        for row in ("fedavg", "local"):
+            for lr in (0.1, 0.3, 1.0) if name == "stroke" else (0.02, 0.05, 0.1, 0.2):
+                key = {"case": name, "row": row, "epsilon": None, "seed": 100, "lr": lr}
+                yield key, {"measured_on": "validation", **({} if name == "stroke" else {"validation": 0.2})}
         for norm in (0.3, 1.0):
             for lr in (0.02, 0.1, 0.5, 2.0) if name == "stroke" else (0.05, 0.2, 0.8):
                 key = {"case": name, "row": "fedavg", "epsilon": 3.0, "seed": 100, "lr": lr, "norm": norm}
