@@ -151,7 +151,7 @@ def main() -> None:
         if any(all(row.get(k) == v for k, v in key.items()) for row in rows):
             continue
         case = CASES[key["case"]]
-        searched_for = {name: key[name] for name in ("lr", "norm") if name in key}
+        searched_for: dict[str, Any] = {name: key[name] for name in ("lr", "norm") if name in key}
         if "lr" in key:
             searched_for |= {"free_lr": key["lr"], "local_lr": key["lr"]}
         case = replace(case, **searched_for)
