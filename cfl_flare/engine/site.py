@@ -222,7 +222,7 @@ class Site:
     def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
         drawer = self.hosted[participant].stream if participant in self.hosted else ""
         view = (self.runtime, participant, *self._splits[participant], memory, round_number, drawer)
-        if participant not in self._accounts:
+        if self._privacy is None:
             return Learner(*view)
         account = RoundAccount(self._accounts[participant], round_number)
         return DPLearner(*view, account=account, randomness=self._randomness(participant, round_number))

@@ -107,7 +107,8 @@ class DPLearner(Learner):
                 outputs = outputs if beside is None else outputs + beside[rows]
                 return runtime.task.loss(outputs, batch.y[rows], None, runtime.settings.label_smoothing)
 
-            runtime.sample_gradients.add(loss_of, dp.max_grad_norm, total)
+            with runtime.resident.keeping_statistics():  # a network may write sums of samples into its buffers
+                runtime.sample_gradients.add(loss_of, dp.max_grad_norm, total)
         # The expected size of a batch: the size that was drawn depends on each sample.
         gradient.copy_(total.div_(training.sample_rate * self.samples))
         if terms:

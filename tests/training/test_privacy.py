@@ -147,6 +147,25 @@ def test_a_proximal_term_is_added_to_the_noisy_gradient():
     assert learner.train(line(site, 0.5), [term]).vector == pytest.approx([0.5 * (1 - 0.1 * 3) ** 2])
 
 
+def test_what_a_network_writes_into_its_buffers_does_not_leave(monkeypatch):
+    class Counting(Line):
+        """It keeps the sum of all samples that it has seen, where an update would carry it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.seen += x.sum()
+            return super().forward(x)
+
+    monkeypatch.setattr("tests.training.test_privacy.Line", Counting)
+    site, _ = site_of()
+    start = Params(site.runtime.initial(0).layout, np.array([0.0, 7.0], np.float32))
+    assert learner_of(site, Still([0.1, 0.2, 0.9, 0.3])).train(start).vector == pytest.approx([0.075, 7.0])
+
+
 def test_losses_are_clipped_sums_over_the_count_that_was_said():
     """At w = 1 and w = -1; the last sample's loss at w = -1 is 8.0003, and counts as 4."""
     site, _ = site_of(CLoVE(k=2))
