@@ -26,6 +26,7 @@ from common import provenance, save_rows
 from plans.blood import PNEUMONIA, TEN
 from plans.hospitals import STROKE
 from plans.plan import Plan
+from scipy import stats
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.engine.drive import Checkpoints, InProcess, drive
@@ -45,6 +46,7 @@ METHODS = {
     "ifca": ("ifca:k=2", None),
 }
 MEASURES = {"binary": ("auroc",), "classification": ("auroc", "balanced_accuracy")}
+FIGURES = ("accuracy", "loss", "auroc", "balanced_accuracy", "seconds")
 NO_BUDGET = {"majority": ("plans.OwnMajorityClass", None), "local": ("local", None)}
 
 
@@ -137,6 +139,39 @@ def sizes(clusters: Iterable[int]) -> list[int]:
     return sorted(np.unique([int(k) for k in clusters], return_counts=True)[1].tolist(), reverse=True)
 
 
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means over seeds by case, row and epsilon; each against FedAvg with the same budget, and against ``local``.
+
+    A difference is paired by seed, and has Student's 95 % interval.
+    """
+    by_key = {(row["case"], row["row"], row["epsilon"], row["seed"]): row for row in rows}
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for (case, name, epsilon, _), row in by_key.items():
+        groups.setdefault((case, name, epsilon), []).append(row)
+    table = []
+    for (case, name, epsilon), runs in sorted(groups.items(), key=str):
+        line: dict[str, Any] = {"case": case, "row": name, "epsilon": epsilon, "seeds": [run["seed"] for run in runs]}
+        line |= {
+            figure: round(float(np.mean([run[figure] for run in runs])), 5) for figure in FIGURES if figure in runs[0]
+        }
+        line["quarters"] = [round(float(np.mean([run["quarters"][i]["loss"] for run in runs])), 5) for i in range(4)]
+        for other in (("fedavg", epsilon), ("local", None)):
+            pairs = [(run, by_key.get((case, *other, run["seed"]))) for run in runs]
+            for figure in ("loss", "auroc"):
+                differences = [run[figure] - against[figure] for run, against in pairs if against is not None]
+                if len(differences) > 1:
+                    line[f"{figure}_against_{other[0]}"] = interval(differences)
+        table.append(line)
+    return table
+
+
+def interval(differences: list[float]) -> list[float]:
+    """Mean, and the two ends of Student's 95 % interval."""
+    mean, error = np.mean(differences), np.std(differences, ddof=1) / len(differences) ** 0.5
+    half = float(stats.t.ppf(0.975, len(differences) - 1)) * error
+    return [round(float(value), 5) for value in (mean, mean - half, mean + half)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -145,6 +180,7 @@ def main() -> None:
     parser.add_argument("--search", action="store_true", help="learning rates and norms on validation samples")
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    made_by = provenance()
     with suppress(FileNotFoundError):
         rows = json.loads(given.out.read_text())["runs"]
     for key, changes in searched(given) if given.search else planned(given):
@@ -157,7 +193,7 @@ def main() -> None:
         case = replace(case, **searched_for)
         rows.append({**key, **run(case, key["row"], key["epsilon"], key["seed"], **changes)})
         print(json.dumps({k: v for k, v in rows[-1].items() if k != "quarters"}), flush=True)
-        save_rows(given.out, provenance(), runs=rows)
+        save_rows(given.out, made_by, runs=rows, summary=summary(rows))
 
 
 def planned(given: argparse.Namespace) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
