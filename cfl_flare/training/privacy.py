@@ -123,7 +123,7 @@ def require_opacus() -> None:
     try:
         import opacus  # noqa: F401
     except ImportError as error:
-        raise ConfigError("training: dp needs Opacus; run: pip install 'cfl_flare[dp]'") from error
+        raise ConfigError("training: dp needs Opacus; run: pip install 'cfl-flare[dp]'") from error
 
 
 @lru_cache(256)
