@@ -27,6 +27,12 @@ def tpr_bound(epsilon: float, delta: float) -> float:
     return 1.0 if epsilon > -math.log(FPR) else min(1.0, math.exp(epsilon) * FPR + delta)
 
 
+def _private(summary: Mapping[str, Any]) -> Any:
+    """A run's settings of differential privacy, of a file that anybody may have written."""
+    training = summary.get("training")
+    return training.get("dp") if isinstance(training, Mapping) else None
+
+
 def why_not(summary: Mapping[str, Any], model: str) -> str | None:
     """Why a run's final model may go to nobody but its members; None if it may.
 
@@ -37,7 +43,7 @@ def why_not(summary: Mapping[str, Any], model: str) -> str | None:
     if measured is None:  # nobody set a bound
         return None
     bound, of_model = measured["bound"], measured["models"].get(model)
-    private = (summary.get("training") or {}).get("dp")
+    private = _private(summary)
     if model in measured["objections"]:
         return "one of its members objects, as its own bound is exceeded"
     if bound is None:
@@ -84,7 +90,7 @@ def check_file(path: Path) -> None:
 
 def gate_lines(summary: Mapping[str, Any]) -> list[str]:
     """The bound that a run promises, what attacks reached, a line for each model; and whether it may leave."""
-    measured, private = summary.get("membership") or {"models": {}}, (summary.get("training") or {}).get("dp")
+    measured, private = summary.get("membership") or {"models": {}}, _private(summary)
     lines = []
     if isinstance(private, Mapping):
         epsilon, delta = (shown(private.get(name)) for name in ("epsilon", "delta"))
