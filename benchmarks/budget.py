@@ -79,7 +79,7 @@ GROUPED = replace(PNEUMONIA, model=_grouped(PNEUMONIA), rounds=10)
 CASES = {
     "stroke": Case(STROKE, next(iter(STROKE.partitions)), 0.5, 0.3, 0.1),
     "blood": Case(replace(TEN, rounds=10), "labels", 0.8, 0.05, 0.05, norm=0.3),
-    "pneumonia": Case(GROUPED, "labels", 0.2, 0.05, 0.05, norm=0.3),
+    "pneumonia": Case(GROUPED, "labels", 0.2, 0.02, 0.02, norm=0.3),
 }
 
 
