@@ -6,6 +6,7 @@ A document names a figure in a comment before it, which a browser does not show,
 
     <!--figure paired cluster_dirichlet wecfl accuracy-->                    mean, with its deviation over seeds
     <!--difference paired cluster_dirichlet ifca-cam ifca accuracy-->        of two rows, paired by seed, 95 % interval
+    <!--across blood labels fesem local accuracy-->                          of two commits, which the text says
     <!--published family cluster_dirichlet wecfl accuracy-->                 what the paper has
     <!--published family cluster_dirichlet ifca-cam ifca accuracy-->         a difference of two such
     <!--spread starts cluster_dirichlet ifca accuracy-->                     over all deals and seeds: mean, least, most
@@ -13,6 +14,7 @@ A document names a figure in a comment before it, which a browser does not show,
     <!--table paired cluster_dirichlet: local fedavg; accuracy macro_f1-->   rows and columns, with what made them
     <!--which digits blood; accuracy-->                                      wins over local and FedAvg, by partition
     <!--gains stroke natural: ifca-2 ditto; local fedavg-->                  hospitals with a smaller loss, by row
+    <!--verdict paired cluster_dirichlet wecfl fesem accuracy-->             "holds" and other words: see `verdicts`
 
 A word such as ``rounds=100`` or ``data_seed=0`` tells apart cells of one row. ``accuracy@10`` is the figure after ten
 rounds.
@@ -28,13 +30,16 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import kept
+import verdicts
 from common import Cell
 from kept import CitationError, digits, gains_table, group, interval, mean_of, paired, signed, value, which_table
 from plans.plan import FIGURES
 from plans.plan import published as published_figures
+from report import UNREACHABLE
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -50,10 +55,10 @@ def figure(text: str) -> str:
     return mean_of(group(result, partition, row, words), name)
 
 
-def difference(text: str) -> str:
+def difference(text: str, across: bool = False) -> str:
     """``+0.8 (0.3 to 1.3)``: of two rows."""
     result, partition, one, other, name, *words = text.split()
-    differences = paired(group(result, partition, one, words), group(result, partition, other, words), name)
+    differences = paired(group(result, partition, one, words), group(result, partition, other, words), name, across)
     places = digits(name)
     if len(differences) == 1:
         return f"{signed(differences[0], places)} (one seed)"
@@ -121,16 +126,17 @@ def title(column: str) -> str:
 
 
 def made_by(result: str, cells: Sequence[Cell]) -> str:
-    """Participants, rounds, seeds and commits of some cells."""
+    """Participants, rounds, seeds and commits of some cells, but for commits that the history does not have."""
 
-    def all_of(key: str) -> str:
-        return ", ".join(map(str, sorted({cell.facts[key] for cell in cells})))
+    def all_of(key: str, without: Sequence[str] = ()) -> str:
+        return ", ".join(map(str, sorted({cell.facts[key] for cell in cells} - set(without))))
 
     seeds = sorted({cell.facts["seed"] for cell in cells})
     kinds = f"seeds {all_of('seed')}, mean ± standard deviation" if len(seeds) > 1 else f"**one seed** ({seeds[0]})"
     report = f"[report](../../benchmarks/results/{result}/{result}.md)"
     counts = f"{all_of('participants')} participants, {all_of('rounds')} rounds"
-    return f"*{counts}, {kinds}; commit {all_of('commit')}; commands in the {report}.*"
+    commits = all_of("commit", UNREACHABLE)
+    return f"*{counts}, {kinds}; {f'commit {commits}; ' * bool(commits)}commands in the {report}.*"
 
 
 def which(text: str) -> str:
@@ -150,12 +156,14 @@ def gains(text: str) -> str:
 WAYS: dict[str, Callable[[str], str]] = {
     "figure": figure,
     "difference": difference,
+    "across": partial(difference, across=True),
     "spread": spread,
     "json": number,
     "published": published,
     "table": table,
     "which": which,
     "gains": gains,
+    **verdicts.WAYS,
 }
 
 
@@ -185,7 +193,7 @@ def uncited(document: str) -> list[str]:
     text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", " ", text, flags=re.DOTALL)
     number = r"\d+(\.\d+)*"
     text = re.sub(rf"\b(Tables?|Figs?\.|Eqs?\.|secs?\.|Alg\.) ?{number}((,| and| to) {number})*", " ", text)
-    text = re.sub(rf"\b([Vv]ersion|FLARE|Python)\s+{number}", " ", text)
+    text = re.sub(rf"\b([Vv]ersion|FLARE|Python|B[Yy])\s+{number}|\b(arXiv|doi):[^\s\]]+", " ", text)
     return re.findall(r"(?<![\w.])(?<![A-Za-z]-)\d+\.\d+(?!\w|\.\d)", text)
 
 

@@ -113,13 +113,13 @@ def interval(differences: Sequence[float], level: float = 0.95) -> tuple[float, 
     return mean, mean - half, mean + half
 
 
-def paired(cells: dict[int, Cell], other: dict[int, Cell], figure: str) -> list[float]:
-    """The differences, seed by seed; cells of another commit are not laid beside each other."""
+def paired(cells: dict[int, Cell], other: dict[int, Cell], figure: str, across: bool = False) -> list[float]:
+    """The differences, seed by seed; cells of another commit are not laid beside each other, unless ``across``."""
     differences = []
     if cells.keys() != other.keys():
         raise CitationError(f"the seeds {sorted(cells)} and {sorted(other)} are not the same")
     for seed in sorted(cells):
-        if cells[seed].facts["commit"] != other[seed].facts["commit"]:
+        if not across and cells[seed].facts["commit"] != other[seed].facts["commit"]:
             where = f"{cells[seed].name} and {other[seed].name}"
             raise CitationError(f"{where} are of different commits, so that their difference is not paired")
         mine, theirs = value(cells[seed], figure), value(other[seed], figure)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ import cited
 import kept
 import pytest
 import reports
+import verdicts
 from common import Cell, add_cells
 
 ROOT = cited.ROOT
@@ -232,6 +234,38 @@ def test_most_changed_digits_are_noticed(page: Path) -> None:
     assert sum(noticed) > 0.5 * len(noticed)
 
 
+CITING = [path for path in cited.DOCUMENTS if cited.CITED.search(path.read_text())]
+TOKEN = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]{3,}")
+
+
+def falsified(word: str) -> str:
+    """Another number, or another word."""
+    return word[:-1] + str((int(word[-1]) + 5) % 10) if word[-1].isdigit() else f"un{word}"
+
+
+def problems_of(text: str) -> list[str]:
+    """What `cited` says of a text."""
+    problems: list[str] = []
+    cited.renewed(text, problems)
+    return problems
+
+
+def falsified_marks(mark: re.Match[str]) -> Iterator[str]:
+    """A comment and its text with one word or number changed."""
+    opening, _, _, text, closing = mark.groups()
+    tokens = list(TOKEN.finditer(text))
+    for token in tokens[:: max(1, len(tokens) // 4)]:
+        yield f"{opening}{text[: token.start()]}{falsified(token[0])}{text[token.end() :]}{closing}"
+
+
+@pytest.mark.parametrize("page", CITING, ids=names)
+def test_what_is_falsified_is_noticed(page: Path) -> None:
+    text = page.read_text()
+    marks = [changed for mark in cited.CITED.finditer(text) for changed in falsified_marks(mark)]
+    noticed = [bool(problems_of(changed)) for changed in marks]
+    assert sum(noticed) >= 0.95 * len(noticed), f"{sum(noticed)} of {len(noticed)}"
+
+
 def test_the_table_of_attacks_has_the_worst_of_what_is_kept() -> None:
     lines = (ROOT / "docs/results/attacks.md").read_text().partition("## A floor under clusters")[0].splitlines()
     rows = [re.findall(r"\| (\d+\.\d)(?= \|)", line) for line in lines]
@@ -337,6 +371,58 @@ def test_methods_are_laid_beside_the_better_one_without_clusters(results: Path) 
     lines = kept.which_table(["tiny"], "accuracy").splitlines()
     assert lines[2] == "| `wecfl` | +20.0 | 3 of 3 | 3 of 3 |"
     assert "| `local` | *local* | - | 3 of 3 |" in lines
+
+
+@pytest.mark.parametrize(
+    ("differences", "published", "said"),
+    [
+        ([9.0, 10.0, 11.0], None, "holds"),
+        ([9.0, 10.0, 11.0], 12.4, "holds"),  # 10 with 4.303 / sqrt(3) = 2.48 to both sides
+        ([9.0, 10.0, 11.0], 12.5, "holds, smaller"),
+        ([9.0, 10.0, 11.0], 7.5, "holds, larger"),
+        ([-9.0, -10.0, -11.0], -10.0, "holds"),
+        ([-9.0, -10.0, -11.0], 1.0, "does not"),
+        ([-1.0, 0.0, 1.0], 2.4, "cannot tell"),
+        ([-1.0, 0.0, 1.0], 2.5, "does not"),
+        ([-1.0, 0.0, 1.0], None, "cannot tell"),
+        ([10.0, 10.1], 10.0, "cannot tell"),  # two seeds
+        ([0.04, 0.01, -0.04], 9.0, "cannot tell"),  # rows that coincide
+    ],
+)
+def test_one_rule_makes_verdicts(differences: list[float], published: float | None, said: str) -> None:
+    assert verdicts.verdict_of(differences, published) == said
+
+
+def test_words_follow_from_cells(results: Path) -> None:
+    """WeCFL less local is 10, 20, 30; less FedAvg 30, 50, 40."""
+    assert verdicts.verdict("tiny labels wecfl local accuracy") == "cannot tell"
+    assert verdicts.verdict("tiny labels wecfl fedavg accuracy") == "holds"
+    assert verdicts.told("tiny labels wecfl fedavg accuracy: above / level with / below") == "above"
+    assert verdicts.told("tiny labels fedavg wecfl accuracy: above / level with / below") == "below"
+    assert verdicts.told("tiny labels wecfl local accuracy: above / level with / below") == "level with"
+    assert verdicts.zeros("tiny labels: wecfl/local wecfl/fedavg; accuracy") == "1 of 2"
+    assert verdicts.best("tiny labels accuracy: local wecfl fedavg") == "`wecfl`"
+
+
+def test_deviations_are_compared_by_fishers_interval(results: Path) -> None:
+    """WeCFL's 17.32 over local's 10; the quantile of two and two degrees is 39, its root 6.245."""
+    assert verdicts.ratio("tiny labels wecfl local accuracy") == "1.73 (0.28 to 10.82)"
+    assert verdicts.steadier("tiny labels wecfl local accuracy") == "cannot tell"
+
+
+def test_entries_of_a_file_are_counted() -> None:
+    assert verdicts.count("study-cells.json rows") == "9"
+    assert verdicts.count("study-cells.json rows case=cells_by_labels; cluster=True") == "1 of 3"
+
+
+def test_commits_that_pages_name_are_in_the_history() -> None:
+    named = {c for page in cited.DOCUMENTS for c in re.findall(r"commits? ([0-9a-f]{7,40})", page.read_text())}
+    if subprocess.run(["git", "cat-file", "-e", "3872ff82b6^{commit}"], cwd=ROOT, capture_output=True).returncode:
+        pytest.skip("no whole history here")
+    of_others = {"dc4fe3c"}  # FLamby's
+    for commit in named - of_others:
+        done = subprocess.run(["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=ROOT, capture_output=True)
+        assert done.returncode == 0, commit
 
 
 def test_documents_cite_what_the_cells_have() -> None:

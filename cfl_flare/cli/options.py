@@ -76,11 +76,11 @@ class Parser(argparse.ArgumentParser):
         arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
             command = f"{self.prog} {arguments.subcommand}"
-            raise ConfigError(f"unrecognized arguments: {' '.join(unknown)}; '{command} --help' shows what there is")
+            raise ConfigError(f"unrecognized arguments: {' '.join(unknown)}; run '{command} --help' for the options")
         return arguments
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; '{self.prog} --help' shows what there is")
+        raise ConfigError(f"{message}; run '{self.prog} --help' for the options")
 
     def commands(self) -> dict[str, Parser]:
         """Each command below this one that has options of its own, by its words."""

@@ -76,7 +76,7 @@ def recorded(cluster: int | None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Floor:
-    """The fewest sites and training samples of a cluster, below which its model says too much of them.
+    """The fewest sites and training samples of a cluster, below which its model says too much about them.
 
     A floor of one sample is none, as a training script's weights may be shares.
     """

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FLARE's controller with a task for each site; no round waits in vain for a site."""
+"""FLARE's controller with a task for each site; a round waits for no site that cannot answer."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Local(Method):
     """No federation: each participant trains alone, and its model never leaves it."""
 
     name: ClassVar[str] = "local"
-    paper: ClassVar[str] = "baseline of all five papers"
+    paper: ClassVar[str] = "baseline (Li et al. 2022, Table 2)"
 
     @property
     def traits(self) -> Traits:

@@ -210,7 +210,7 @@ def paired_difference(run: Run, other: Run, metric: str) -> Difference:
     """By how much a run is better or worse than another one on the same participants, paired draw by draw.
 
     Both runs drew the same rows of each test split, so that what they have in common cancels out: the interval is
-    narrower than those of the two runs let expect. ``metric`` is a measure that both report, such as ``accuracy``.
+    narrower than those of the two runs suggest. ``metric`` is a measure that both report, such as ``accuracy``.
 
     Raises:
         ConfigError: the two cannot be paired; it says why.

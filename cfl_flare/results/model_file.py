@@ -66,7 +66,7 @@ def read_model(path: Path, model: torch.nn.Module | None = None, imported: bool 
     spec, ensemble = model_of(meta, path), meta.get("ensemble")
     parts, vote = (1, "") if ensemble is None else _parts_of(ensemble, len(arrays), path)
     if model is None and spec["class_path"] == ARRAYS:
-        raise ConfigError(f"{path} holds arrays, which no module computes with; read them with cfl_flare.load_arrays")
+        raise ConfigError(f"{path} has no PyTorch module, only arrays; read them with cfl_flare.load_arrays")
     if model is None and not (is_ours(spec) or (imported and _is_imported(spec))):
         way_out = "import its module first, or build one and pass it as model= (a class of a package: always)"
         raise ConfigError(f"{path} holds a {plain(spec['class_path'], 100)}; {way_out}")

@@ -95,7 +95,7 @@ class TrainSettings:
     )
     bootstrap: int = setting(
         0,
-        help="for intervals: how often each test split is drawn anew when the final models are measured, such as 200",
+        help="for intervals: bootstrap resamples per test set when the final models are measured, such as 200",
         bounds=DRAWS,
     )
     membership: int = setting(
