@@ -20,9 +20,11 @@ from cfl_flare.cli import parser
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import parse_spec
+from cfl_flare.core.errors import FAILURES
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, build_method
+from cfl_flare.models import MLP
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
 from tests.loop import MODEL, run_loop
@@ -177,16 +179,47 @@ def test_the_first_block_of_the_readme_is_two_lines():
 
 
 def test_the_readme_is_short():
-    assert len(README.read_text().splitlines()) <= 120
+    assert len(README.read_text().splitlines()) <= 100
 
 
-def test_the_recipe_of_the_readme_is_accepted(tmp_path, monkeypatch):
+def test_the_readme_counts_the_methods():
+    methods = EVERY_METHOD - {"cam", "ensemble", "auto-k"}  # under their own names
+    assert f"[{len(methods)} methods and baselines]" in README.read_text()
+
+
+def test_three_lines_turn_a_fedavg_recipe_into_a_clustered_one(tmp_path, monkeypatch):
+    (shown,) = blocks(README, "diff")
+    (tmp_path / "client.py").write_text("import nvflare.client as flare\n\nflare.init()\n")
+    monkeypatch.chdir(tmp_path)
+    made = {}
+    for sign in "-+":
+        code = "\n".join(line[1:] for line in shown.splitlines() if line[:1] in (sign, " "))
+        names: dict = {"Net": lambda: MLP((1, 8, 8), 10)}
+        exec(code, names)
+        made[sign] = names["recipe"]
+    assert type(made["-"]).__name__ == "FedAvgRecipe"
+    assert made["+"].plan.method.label == "wecfl"
+
+
+def test_every_code_of_a_failure_has_its_way_out():
+    codes = re.findall(r"^\| `([a-z]+)` \|", (DOCS / "help.md").read_text(), re.MULTILINE)
+    assert codes == list(FAILURES)
+
+
+def test_the_messages_of_the_help_are_those_of_the_code():
+    rows = (DOCS / "help.md").read_text().partition("## No site can take part")[0]
+    source = "".join(path.read_text() for path in (ROOT / "cfl_flare").rglob("*.py"))
+    messages = re.findall(r"^\| `([^`]+)` \|", rows, re.MULTILINE)
+    assert messages and [m for m in messages if m not in source] == []
+
+
+def test_the_recipe_of_the_quickstart_is_accepted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     splits = {"train": 960, "test": 240}
     images = {f"{s}_images": rng.integers(0, 256, (n, 28, 28, 3), dtype=np.uint8) for s, n in splits.items()}
     np.savez("bloodmnist.npz", **images, **{f"{s}_labels": np.arange(n) % 8 for s, n in splits.items()})
-    example, _ = blocks(README, "python")[0].split("run = ")
+    example, _ = blocks(DOCS / "quickstart.md", "python")[0].split("run = ")
     names: dict = {}
     exec(example, names)
     assert names["recipe"].plan.method.label == "wecfl"

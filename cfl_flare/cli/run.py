@@ -46,10 +46,14 @@ with its settings: write name:setting=value,setting=value, or package.Class.
 """
 
 
+# Training alone is the first to compare with: what does not beat it is not worth a federation.
+COMPARED = ("local", "fedavg", "wecfl:k=3")
+
+
 def add_run_options(command: Parser) -> None:
     options.explain(command, epilog=EPILOG)
     what = command.add_argument_group("what is run")
-    options.add_method(what, "several may be given (fedavg, wecfl:k=3)", default=("fedavg", "wecfl:k=3"))
+    options.add_method(what, "several may be given (local, fedavg, wecfl:k=3)", default=COMPARED)
     options.add_data(what, "digits")
     add_settings(what, DataConfig, without=("seed", "indicator_samples"), derived=options.SIMULATED)
     execution = command.add_argument_group("how it is run")
