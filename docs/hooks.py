@@ -10,6 +10,8 @@ A page asks for it by a comment on a line of its own:
 - ``<!-- measured: wecfl -->``: a method's or a penalty's rows in the reports of `benchmarks/results`.
 - ``<!-- help: run -->``: what the command prints as its help, with all options.
 
+``python docs/hooks.py`` writes it into the pages below the comments; a test holds it current.
+
 Pages may link to files of the repository outside ``docs``: those that are part of the site (`OUTSIDE`) are linked
 there, others are named. Reports and their pictures are written for the site, from the cells of `benchmarks/results`.
 """
@@ -75,7 +77,12 @@ COLUMNS = (
     "unseen",
     "ARI",
 )
-MARK = re.compile(r"^<!-- (settings|registry|measured|help): (.+?) -->$", re.MULTILINE)
+# What a comment asks for stands below it, up to the comment `END`, so that whoever reads the file has it, too.
+END = "<!-- end -->"
+MARK = re.compile(
+    rf"^<!-- (settings|registry|measured|help): (.+?) -->$(?:\n(?:(?!^<!-- \w+: ).)*?^{END}$)?",
+    re.MULTILINE | re.DOTALL,
+)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
@@ -93,14 +100,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fills in what a page asks for, and turns the repository's links into the site's."""
+    return LINK.sub(lambda found: _link(found, page.file, files), filled(markdown))
+
+
+def filled(markdown: str) -> str:
+    """A page with what it asks for, as the code and the reports have it now."""
     makers: dict[str, Callable[[str], str]] = {
         "settings": settings,
         "registry": registry,
         "measured": measured,
         "help": command_help,
     }
-    markdown = MARK.sub(lambda found: makers[found[1]](found[2]), markdown)
-    return LINK.sub(lambda found: _link(found, page.file, files), markdown)
+    return MARK.sub(lambda m: f"<!-- {m[1]}: {m[2]} -->\n\n{makers[m[1]](m[2]).strip()}\n\n{END}", markdown)
 
 
 def _link(found: re.Match[str], file: File, files: Files) -> str:
@@ -296,3 +307,16 @@ def command_help(command: str) -> str:
     """What ``cfl-flare command --help`` prints, or ``--help-all`` of a command that has it."""
     os.environ["COLUMNS"] = "100"
     return f"```text\n{parser().commands()[command].full_help().rstrip()}\n```"
+
+
+def main() -> None:
+    """Writes into all pages what they ask for."""
+    write_all()
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        text = path.read_text()
+        if (now := filled(text)) != text:
+            path.write_text(now)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,8 +9,10 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
+import cited
 import numpy as np
 import pytest
 import reports
@@ -98,7 +100,8 @@ def test_links_lead_somewhere(document):
 
 def first_column(path: Path) -> list[str]:
     """The specs in the first column of a document's tables."""
-    cells = [line.split("|")[1] for line in path.read_text().splitlines() if re.match(r"\| \[?`", line)]
+    text = cited.GENERATED.sub("", path.read_text())
+    cells = [line.split("|")[1] for line in text.splitlines() if re.match(r"\| \[?`", line)]
     return [spec for cell in cells for spec in re.findall(r"`([^`]+)`", cell)]
 
 
@@ -136,10 +139,22 @@ def test_every_page_of_methods_says_where_it_differs_from_the_papers():
 
 def test_the_thesis_is_named_with_a_link_at_its_first_use():
     for page in [README, *PAGES]:
-        text = re.sub(r"```.*?```|<!--.*?-->|`[^`]*`|\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL)
+        text = cited.GENERATED.sub("", page.read_text())
+        text = re.sub(r"```.*?```|<!--.*?-->|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL)
         first = re.search(r".{0,6}\b[Tt]hesis\b", text, re.DOTALL)
         if first and page.name != "references.md":
             assert "[Ma's thesis" in first[0] or "[Ma 2023" in text[: first.end() + 20], page.name
+
+
+@pytest.mark.slow  # it makes the reports, and needs what the documentation needs
+def test_what_pages_take_from_the_code_and_the_reports_is_current(monkeypatch):
+    pytest.importorskip("mkdocs")
+    monkeypatch.syspath_prepend(str(DOCS))
+    hooks = import_module("hooks")
+    hooks.write_all()
+    for page in PAGES:
+        text = page.read_text()
+        assert hooks.filled(text).split() == text.split(), f"{page.name}: run python docs/hooks.py"
 
 
 def test_every_penalty_has_its_settings_on_their_page():

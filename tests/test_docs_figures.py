@@ -201,6 +201,7 @@ def computed(page: str) -> list[float]:
 def unfounded(page: Path, text: str) -> list[str]:
     """The decimals of a page's text that are not in what it links to, nor computed from that."""
     name = page.relative_to(ROOT).as_posix()
+    text = cited.GENERATED.sub("", text)
     found = [n for link in set(LINK.findall(text)) for n in figures_in((page.parent / link).resolve())]
     known = [unit * n for n in found for unit in UNITS.get(name, (1,))]
     known += computed(name)
