@@ -4,9 +4,10 @@
 
     CFL_DATA_ROOT=... python benchmarks/privacy.py --gate --out privacy
 
-``--gate`` measures the gate before a cluster's model leaves. A run has clusters of 3 and of 6 hospitals, given as
+``--gate`` measures the gate before a cluster's model leaves. A run has clusters of 3, 6 and 12 hospitals, given as
 groups. Models memorise, of few samples in many epochs, or do not, of many samples in few. Each run adds a line to
-``gate.jsonl`` in the folder, and those that are there are skipped. ``gate.json`` has the summary.
+``gate.jsonl`` in the folder, and those that are there are skipped. ``gate.json`` has the summary. Regimes and sizes
+were fixed before the seeds from 100 on were looked at.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import numpy as np
 from common import commit, write_json
 
 from cfl_flare.cli.specs import read_source
+from cfl_flare.core.seeds import stream
 from cfl_flare.data import DataConfig, ParticipantData
 from cfl_flare.engine.drive import Checkpoints, InProcess, drive
 from cfl_flare.engine.initial_models import initial_models
@@ -42,7 +44,7 @@ from cfl_flare.training.settings import TrainSettings
 
 IID = {"partition": "iid"}
 GATE, BOUND = "gate.jsonl", 0.1
-SIZES = (3, 6)  # hospitals of each cluster
+SIZES = (3, 6, 12)  # hospitals of each cluster
 TESTS = 100  # of each hospital, of which an attack may take one for a training sample
 
 
@@ -55,12 +57,14 @@ class Regime:
         rounds: of the run.
         training: settings.
         model: the network.
+        random_labels: all labels are drawn anew, so that whatever is right on training samples was learnt by heart.
     """
 
     samples: int
     rounds: int
     training: dict[str, Any]
     model: dict[str, Any]
+    random_labels: bool = False
 
 
 def mlp(shape: tuple[int, ...], classes: int, *hidden: int) -> dict[str, Any]:
@@ -71,12 +75,18 @@ def mlp(shape: tuple[int, ...], classes: int, *hidden: int) -> dict[str, Any]:
 
 CELLS, STROKE = "bloodmnist28.npz", "stroke"
 MANY_PASSES = {"lr": 0.05, "local_epochs": 10}
+BY_HEART = {"lr": 0.01, "local_epochs": 20, "momentum": 0.9}
+BY_HEART_TABLE = {"lr": 0.1, "local_epochs": 5, "momentum": 0.9}
 FEW_PASSES = {"lr": 0.02, "local_epochs": 1, "weight_decay": 1e-3}
-# By data and whether models memorise: few samples in hundreds of passes, or many in twenty with a small network.
+# By data: labels that can only be learnt by heart; few samples in hundreds of passes; many in twenty, a small network.
 REGIMES = {
-    (CELLS, "memorising"): Regime(20, 20, MANY_PASSES, mlp((3, 28, 28), 8, 128)),
+    (CELLS, "random labels"): Regime(20, 20, BY_HEART, mlp((3, 28, 28), 8, 256), random_labels=True),
+    (CELLS, "20 samples"): Regime(20, 20, MANY_PASSES, mlp((3, 28, 28), 8, 128)),
+    (CELLS, "40 samples"): Regime(40, 20, MANY_PASSES, mlp((3, 28, 28), 8, 128)),
     (CELLS, "regular"): Regime(400, 20, FEW_PASSES, mlp((3, 28, 28), 8, 16)),
-    (STROKE, "memorising"): Regime(20, 20, MANY_PASSES, mlp((45,), 2, 128, 128)),
+    (STROKE, "random labels"): Regime(40, 40, BY_HEART_TABLE, mlp((45,), 2, 128, 128), random_labels=True),
+    (STROKE, "20 samples"): Regime(20, 20, MANY_PASSES, mlp((45,), 2, 128, 128)),
+    (STROKE, "40 samples"): Regime(40, 20, MANY_PASSES, mlp((45,), 2, 128, 128)),
     (STROKE, "regular"): Regime(400, 20, FEW_PASSES, mlp((45,), 2, 16)),
 }
 
@@ -150,16 +160,19 @@ def hospitals(cell: GateRun, regime: Regime, data: DataConfig) -> Iterator[Parti
     """The hospitals, with samples dealt out at random, and each with as many as the regime says."""
     for person in data.host(read_source(cell.data), "local", 0, 1):
         train, test = (split.take(np.arange(n)) for split, n in ((person.train, regime.samples), (person.test, TESTS)))
+        if regime.random_labels:
+            classes, rng = int(max(train.y.max(), test.y.max())) + 1, stream(cell.seed, person.name, "random labels")
+            train, test = (replace(part, y=rng.integers(classes, size=len(part))) for part in (train, test))
         yield replace(person, train=train, test=test)
 
 
-def measure_gate(folder: Path, seeds: int, dp: Mapping[str, Any] | None = None) -> None:
+def measure_gate(folder: Path, seeds: Iterable[int], dp: Mapping[str, Any] | None = None) -> None:
     """Runs what is not in the folder's file yet, and adds each as it is done."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / GATE
     lines = path.read_text().splitlines() if path.exists() else []
     done = {json.loads(line)["key"] for line in lines}
-    for cell in (GateRun(data, regime, seed, dp) for seed in range(seeds) for data, regime in REGIMES):
+    for cell in (GateRun(data, regime, seed, dp) for seed in seeds for data, regime in REGIMES):
         if cell.key in done:
             continue
         started = time.process_time()
@@ -192,7 +205,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gate", action="store_true", help="the gate before a cluster's model leaves")
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(100, 120))
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     if arguments.gate:

@@ -233,13 +233,15 @@ def _show_spent(spent: dict[str, Any]) -> None:
     budget, left = spent["budget"], spent["left"]
     of_budget = "no budget is set" if budget is None else f"of {budget:g}; {left:.3g} are left for a job"
     where = spent["data"] or "data that the operator does not name"
+    by = spent["patients"][0] if len(spent["patients"]) == 1 else ""
+    unit = f"of each patient, by {by!r}" if by else "of each sample"
     table = Table("job", "run", "epsilon", "participants", box=None, padding=(0, 1, 0, 0))
     for job, cost in spent["jobs"].items():
         cells = (job, cost["run"], f"{cost['epsilon']:.3g}", ", ".join(cost["participants"]))
         table.add_row(*(escape(plain(cell)) for cell in cells))
     accepted = [f"accepted {line['time']}: {line['reason']}" for line in spent["accepted"]]
     console = Console()
-    say(console, f"{where}: epsilon {spent['epsilon']:.3g} at delta {spent['delta']:g}, {of_budget}", *accepted)
+    say(console, f"{where}: epsilon {spent['epsilon']:.3g} {unit}, at delta {spent['delta']:g}, {of_budget}", *accepted)
     console.print(table)
 
 

@@ -243,15 +243,19 @@ class Columns(Reading):
         require(not empty, f"{where}: {shown(empty[:1])} has no categories; name them, or leave the column out")
         return self
 
-    def measured(self, x: np.ndarray, fewest: int = 1) -> Columns:
-        """With rows, mean and deviation of features ``(n, d)`` that at least ``fewest`` rows have; NaN is missing."""
-        columns = []
+    def measured(self, x: np.ndarray, fewest: int = 1, patient: np.ndarray | None = None) -> Columns:
+        """With rows, mean and deviation of features ``(n, d)`` that at least ``fewest`` patients have; NaN is missing.
+
+        ``patient (n,)`` says whose rows they are; None if each is of a patient of its own.
+        """
+        columns, patient = [], np.arange(len(x)) if patient is None else patient
         for column, place in self.places:
             rows, mean, deviation = 0, None, None
             if column.is_scaled:
                 values = x[:, place.start]
-                values = values[~np.isnan(values)]
-                if len(values) >= fewest:
+                there = ~np.isnan(values)
+                values = values[there]
+                if len(np.unique(patient[there])) >= fewest:
                     rows, mean, deviation = len(values), float(values.mean()), float(values.std())
             columns.append(replace(column, rows=rows, mean=mean, deviation=deviation))
         return replace(self, columns=tuple(columns))

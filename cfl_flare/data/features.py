@@ -222,13 +222,21 @@ def _block(values: pd.Series, column: Column, where: str) -> tuple[np.ndarray, i
     return block, unknown
 
 
-def shared(columns: Columns, frame: pd.DataFrame, fewest: int) -> Columns:
-    """Inferred columns as others may see them: with the categories that at least ``fewest`` rows have."""
+def counted(frame: pd.DataFrame, column: str, patient: str | None = None) -> pd.Series:
+    """How many rows have each text of a column; with the column of patients, how many patients."""
+    values = texts(frame[column])
+    if patient is not None:
+        values = values[~texts(frame[patient]).to_frame("patient").assign(text=values).duplicated()]
+    return values.value_counts()
+
+
+def shared(columns: Columns, frame: pd.DataFrame, fewest: int, patient: str | None = None) -> Columns:
+    """Inferred columns as others may see them: with the categories that at least ``fewest`` rows, or patients, have."""
 
     def of(column: Column) -> Column:
         if column.kind != "category":
             return column
-        counts = texts(frame[column.column]).value_counts()
+        counts = counted(frame, column.column, patient)
         return replace(column, categories=tuple(c for c in column.categories if counts.get(c, 0) >= fewest))
 
     return replace(columns, columns=tuple(map(of, columns.columns)))

@@ -19,7 +19,16 @@ from cfl_flare.data.deal import Deal, Partition, dealt, draw_indicator
 from cfl_flare.data.labels import outputs_for
 from cfl_flare.data.partitions import Natural, build_partition
 from cfl_flare.data.preparation import Preparation
-from cfl_flare.data.samples import DataSource, Samples, check_values, normalised, read, split_by_class, taken
+from cfl_flare.data.samples import (
+    DataSource,
+    Samples,
+    check_patients,
+    check_values,
+    normalised,
+    read,
+    split_by_class,
+    taken,
+)
 from cfl_flare.data.summary import ParticipantData, PartitionReport, participant_names, report_of
 
 T = TypeVar("T")
@@ -210,7 +219,12 @@ class DataConfig:
             indicator = draw_indicator(train.y, self.indicator_samples, self.seed, "data", spare=1)
             train = train.take(np.setdiff1d(np.arange(len(train)), indicator))
         rule = build_partition(self.partition)
-        return rule, train, test, dealt(train, test, rule, participants, self.seed, self.min_samples)
+        deal = dealt(train, test, rule, participants, self.seed, self.min_samples)
+        if train.patient is not None and test.patient is not None:
+            patients = np.concatenate((train.patient, test.patient))
+            parts = [patients[part] for part in (*deal.train, *deal.test)]
+            check_patients(parts, f"partition {rule.name}", "several participants or splits")
+        return rule, train, test, deal
 
     def described(self, source: DataSource) -> list[str]:
         """What became of a source's columns and, where samples go to their owners, of those that are too small."""
@@ -241,5 +255,5 @@ def _block(participants: list[T], index: int, sites: int) -> list[T]:
 def _as_seen(name: str, samples: Samples, preparation: Preparation | None) -> Samples:
     """Samples as models see them: scaled as their source says, else normalised as pixels are."""
     if preparation is None:
-        return Samples(normalised(samples.x), samples.y)
-    return Samples(check_values(preparation.apply(samples.x), name), samples.y)
+        return Samples(normalised(samples.x), samples.y, patient=samples.patient)
+    return Samples(check_values(preparation.apply(samples.x), name), samples.y, patient=samples.patient)

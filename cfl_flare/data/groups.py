@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -226,7 +226,7 @@ class LabelPermutation(Shift):
             while any(np.array_equal(order, other) for other in orders):
                 order = rng.permutation(classes)
             orders.append(order)
-        return Samples(samples.x, orders[-1][samples.y], samples.key)
+        return replace(samples, y=orders[-1][samples.y], group=None)
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,8 @@ class Scanner(Shift):
             bright = _rotated(bright, group, angle, order=1)
             y = _rotated(y, group, angle, order=0) if form_of(y, "partition scanner") == "mask" else y
         taken = self._regraded(bright, group, gamma, contrast, sigma)
-        return Samples(np.round(taken * 255).astype(np.uint8) if x.dtype == np.uint8 else taken, y, samples.key)
+        x = np.round(taken * 255).astype(np.uint8) if x.dtype == np.uint8 else taken
+        return replace(samples, x=x, y=y, group=None)
 
     def _regraded(self, x: np.ndarray, group: int, gamma: float, contrast: float, sigma: float) -> np.ndarray:
         """Images in [0, 1], ``(n, channels, h, w)``, float32."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -38,35 +38,37 @@ class Samples:
         key: ``(n,)`` the owner of each sample (a user, a site), whole numbers or text, for the partition ``natural``;
             None if unknown.
         group: ``(n,)`` int64, the true group of each sample's owner; None if unknown.
+        patient: ``(n,)`` whole numbers or text, whose sample each is; None if each is of a patient of its own.
     """
 
     x: np.ndarray
     y: np.ndarray
     key: np.ndarray | None = None
     group: np.ndarray | None = None
+    patient: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
     @classmethod
-    def of_images(cls, where: str, images: np.ndarray, labels: np.ndarray, key: np.ndarray | None = None) -> Samples:
+    def of_images(cls, where: str, images: np.ndarray, labels: np.ndarray) -> Samples:
         """Samples of images and labels as `channels_first` and `one_label_each` take them."""
         images = channels_first(images, where)
         if images.dtype == np.float64:
             with np.errstate(over="ignore"):  # `check` refuses what becomes infinite
                 images = images.astype(np.float32)
-        return cls(images, one_label_each(labels), key)
+        return cls(images, one_label_each(labels))
 
     def take(self, indices: np.ndarray) -> Samples:
-        key, group = (None if array is None else array[indices] for array in (self.key, self.group))
-        return Samples(self.x[indices], self.y[indices], key, group)
+        notes = (None if array is None else array[indices] for array in (self.key, self.group, self.patient))
+        return Samples(self.x[indices], self.y[indices], *notes)
 
     def joined(self, other: Samples) -> Samples:
         """Its samples, then the other's; float32 where only one has bytes, labels as floats where only one's are."""
         x, others = (self.x, other.x) if self.x.dtype == other.x.dtype else (scaled(self.x), scaled(other.x))
-        pairs = ((self.key, other.key), (self.group, other.group))
-        key, group = (None if a is None or b is None else np.concatenate((a, b)) for a, b in pairs)
-        return Samples(np.concatenate((x, others)), np.concatenate((self.y, other.y)), key, group)
+        pairs = ((self.key, other.key), (self.group, other.group), (self.patient, other.patient))
+        notes = (None if a is None or b is None else np.concatenate((a, b)) for a, b in pairs)
+        return Samples(np.concatenate((x, others)), np.concatenate((self.y, other.y)), *notes)
 
     def check(self, where: str, missing: bool = False, fewest: int = 1) -> Samples:
         """Returns itself; a DataError if it is not valid, or has fewer samples than ``fewest``.
@@ -74,7 +76,7 @@ class Samples:
         With ``missing``, NaN is allowed in x, as the source's `preparation` fills it up. An empty set that may be one
         is not looked into.
         """
-        x, y, key = self.x, self.y, self.key
+        x, y = self.x, self.y
         for name, array in (("x", x), ("y", y)):
             if not isinstance(array, np.ndarray) or not array.ndim:
                 raise DataError(f"{where}: {name} is a {type(array).__name__}; make it an array, one row per sample")
@@ -87,10 +89,12 @@ class Samples:
         check_labels(y, x, where)
         gaps = missing and x.dtype.kind == "f" and bool(np.isnan(x).any())
         check_values(np.nan_to_num(x, posinf=np.inf, neginf=-np.inf) if gaps else x, where)
-        if key is not None and key.shape != y.shape[:1]:
-            raise DataError(f"{where}: keys have shape {key.shape}, labels {y.shape}; give one key per sample")
-        if key is not None and key.dtype.kind not in "iuU":
-            raise DataError(f"{where}: keys have dtype {key.dtype}; use whole numbers or text")
+        for what, names in (("key", self.key), ("patient", self.patient)):
+            if names is not None and names.shape != y.shape[:1]:
+                reason = f"{what}s have shape {names.shape}, labels {y.shape}"
+                raise DataError(f"{where}: {reason}; give one {what} per sample")
+            if names is not None and names.dtype.kind not in "iuU":
+                raise DataError(f"{where}: {what}s have dtype {names.dtype}; use whole numbers or text")
         return self
 
 
@@ -141,6 +145,11 @@ class DataSource(ABC):
     @property
     def usual_partition(self) -> Mapping[str, Any] | None:
         """The partition of a simulation, unless another is named; None for the command's."""
+        return None
+
+    @property
+    def patient(self) -> str | None:
+        """What names the patients, a column or arrays; None if each sample is of a patient of its own."""
         return None
 
     @abstractmethod
@@ -219,12 +228,22 @@ class ReadOnce(Wrapped):
     def positive(self) -> str | None:
         return self.inner.positive
 
+    @property
+    def patient(self) -> str | None:
+        return self.inner.patient
+
 
 def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samples, Samples]:
     """Splits off the same share of each class, or of each other stratum of the labels, for testing.
 
-    If the samples have owners, it is the same share of each owner's samples, spread over its classes.
+    If the samples have owners, it is the same share of each owner's samples, spread over its classes. If they have
+    patients, these are split instead, each by the label and the owner of its first sample.
     """
+    if samples.patient is not None:
+        _, first, number = np.unique(samples.patient, return_index=True, return_inverse=True)
+        owners = None if samples.key is None else samples.key[first]
+        _, tests = split_by_class(Samples(np.arange(len(first)), samples.y[first], owners), test_share, seed)
+        return _split(samples, np.isin(number, tests.x))
     rng, stratum = stream(seed, "test split"), strata(samples.y)
     if samples.key is None:
         train, test = [], []
@@ -330,10 +349,22 @@ def checked(load: Any, where: str, missing: bool = False) -> tuple[Samples, Samp
     if train.x.shape[1:] != test.x.shape[1:]:
         reason = f"training samples are {train.x.shape[1:]}, test samples {test.x.shape[1:]}"
         raise DataError(f"{where}: {reason}; give them the same shape")
-    if (train.key is None) != (test.key is None):
-        raise DataError(f"{where}: only one of training and test samples has keys; give both or neither")
+    for what, in_train, in_test in (("keys", train.key, test.key), ("patients", train.patient, test.patient)):
+        if (in_train is None) != (in_test is None):
+            raise DataError(f"{where}: only one of training and test samples has {what}; give both or neither")
+    if train.patient is not None and test.patient is not None:
+        check_patients([train.patient, test.patient], where, "both training and test samples")
     y, test_y = of_one_form(train.y, test.y, where)
     return replace(train, y=y), replace(test, y=test_y)
+
+
+def check_patients(parts: Sequence[np.ndarray], where: str, names: str) -> None:
+    """Raises a DataError if two parts name the same patient; ``names`` says what the parts are."""
+    _, times = np.unique(np.concatenate([np.unique(part) for part in parts]), return_counts=True)
+    several = int((times > 1).sum())
+    if several:
+        way_out = "split and deal the samples by patient, and give no two patients one name"
+        raise DataError(f"{where}: {several} of {len(times)} patients have samples in {names}; {way_out}")
 
 
 def channels_first(images: np.ndarray, where: str) -> np.ndarray:

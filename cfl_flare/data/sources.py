@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import ColumnsError, MissingDataError
+from cfl_flare.core.errors import ColumnsError, DataError, MissingDataError
 from cfl_flare.core.settings import setting
 from cfl_flare.data.columns import Columns
 from cfl_flare.data.files import expanded, find, read_npz, reading_within
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 VARIABLE = "CFL_DATA"
 LABEL = "CFL_LABEL"
 EVENT = "CFL_EVENT"
+PATIENT = "CFL_PATIENT"
 COLUMNS = "CFL_COLUMNS"
 # Where FLARE's container launchers mount the datasets of a job's study: /data/<study>/<dataset>.
 MOUNTS = Path("/data")
@@ -75,18 +76,24 @@ class Npz(NamedSource):
     key: str | None = setting(
         None, help="the owner of each sample is in the arrays `train_<key>, test_<key>`, for the partition natural"
     )
+    patient: str | None = setting(
+        None,
+        help="whose sample each is, where a patient has several, is in the arrays `train_<patient>, test_<patient>`",
+    )
     labels: str = setting(
         "labels", help="the labels are in the arrays `train_<labels>, test_<labels>`: `masks` for segmentation"
     )
 
     def load(self) -> tuple[Samples, Samples]:
         path = find(self.path, "data npz")
-        splits, kinds = ("train", "test"), ("images", self.labels, *([self.key] if self.key else []))
+        splits, notes = ("train", "test"), {"key": self.key, "patient": self.patient}
+        kinds = ("images", self.labels, *filter(None, notes.values()))
         arrays = read_npz(path, [f"{split}_{kind}" for split in splits for kind in kinds])
         samples = []
         for split in splits:
-            images, labels, *key = (arrays[f"{split}_{kind}"] for kind in kinds)
-            samples.append(Samples.of_images(f"{path}: {split}", images, labels, *key))
+            images, labels, *_ = (arrays[f"{split}_{kind}"] for kind in kinds)
+            names = {note: arrays[f"{split}_{kind}"] for note, kind in notes.items() if kind}
+            samples.append(replace(Samples.of_images(f"{path}: {split}", images, labels), **names))
         return checked(tuple(samples), str(path))
 
 
@@ -96,8 +103,9 @@ class SiteData(Wrapped):
 
     The site's environment variable ``CFL_LABEL`` names the labels: a table's column (default ``label``), or an .npz
     file's arrays (default ``labels``: ``train_labels, test_labels``). ``CFL_EVENT`` names a table's column of events if
-    its labels are times. ``CFL_COLUMNS`` is the file with what the sites agreed on of a table's columns. A job whose
-    ``columns`` say something else is refused.
+    its labels are times. ``CFL_PATIENT`` names a table's column, or an .npz file's arrays, of whose sample each is,
+    where a patient has several. ``CFL_COLUMNS`` is the file with what the sites agreed on of a table's columns. A job
+    whose ``columns`` say something else is refused.
 
     A table is a .csv, .csv.gz or .parquet file. A folder with a single .npz file, or with nothing but a table, stands
     for that file, because datasets are always mounted as folders.
@@ -136,6 +144,10 @@ class SiteData(Wrapped):
     def agreed_columns(self) -> Columns | None:
         return None if self.columns is None else columns_of(self.columns, "data site: columns")
 
+    @property
+    def patient(self) -> str | None:
+        return os.environ.get(PATIENT) or None
+
     def leave(self) -> AbstractContextManager[None]:
         """What the operator names needs no leave."""
         return nullcontext() if self.path is not None else reading_within(None)
@@ -148,12 +160,15 @@ class SiteData(Wrapped):
             path = inside[0]
         logger.info("data: %s (%s)", path, named_by)
         if path.is_dir():
+            folder = f"{PATIENT} = {self.patient!r} is set, and {path}, a folder of images, names no patients"
+            require(self.patient is None, f"data site: {folder}; make it an .npz file or a table", DataError)
             return Folder(str(path), self.size, self.channels)
         label = os.environ.get(LABEL) or None
         if is_table(path):
             event = os.environ.get(EVENT) or None
-            return Table(str(path), label, event=event, columns=self._table_columns(), scaling=self.scaling)
-        return Npz(str(path), labels=label or "labels")
+            patient, columns = self.patient, self._table_columns()
+            return Table(str(path), label, patient=patient, event=event, columns=columns, scaling=self.scaling)
+        return Npz(str(path), patient=self.patient, labels=label or "labels")
 
     def _table_columns(self) -> dict[str, Any] | None:
         """What the sites agreed on of a table's columns; the job must say what the operator says, or nothing."""

@@ -21,6 +21,7 @@ from cfl_flare.data.columns import Columns, as_texts
 from cfl_flare.data.features import (
     Outcomes,
     check_columns,
+    counted,
     days,
     encoded,
     gaps,
@@ -37,6 +38,10 @@ from cfl_flare.data.samples import NamedSource, Samples, split_as_named, split_b
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# Settings that name columns of different meaning.
+PURPOSES = ("label", "key", "patient", "event", "group", "time", "split")
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,11 @@ class Table(Reading, NamedSource):
     )
     key: str | None = setting(
         None, help="the column with each row's owner, which is a participant (partition natural); it is not a feature"
+    )
+    patient: str | None = setting(
+        None,
+        help="the column that says whose row it is, where a patient has several: they train together, or test, and dp "
+        "protects all of them at once; it is not a feature",
     )
     test_share: float = setting(
         0.25, help="share of each class that is used for testing; with key, of each owner's rows", gt=0, lt=1
@@ -112,7 +122,7 @@ class Table(Reading, NamedSource):
             require(is_list or values is None, f"data table: {wanted}")
             object.__setattr__(self, name, values)
         super().__post_init__()
-        purposes = {name: getattr(self, name) for name in ("label", "key", "event", "group", "time", "split")}
+        purposes = {name: getattr(self, name) for name in PURPOSES}
         for (purpose, name), (other, same) in combinations(purposes.items(), 2):
             differ = name is None or name != same or {purpose, other} == {"key", "group"}
             require(differ, f"data table: {purpose} and {other} are both {same!r}; they are different columns")
@@ -146,7 +156,9 @@ class Table(Reading, NamedSource):
         path, frame, columns, labels = self._contents
         frame = frame[labels.rows]
         x, _ = encoded(frame, columns, str(path))
-        samples = Samples(x, labels.y, self._owners(frame, path), self._groups(frame))
+        owners = self._names(frame, path, self.key, "owner")
+        patients = self._names(frame, path, self.patient, "patient")
+        samples = Samples(x, labels.y, owners, self._groups(frame), patients)
         samples.check(str(path), missing=True)
         split = self._read.split
         if split is not None:
@@ -164,7 +176,8 @@ class Table(Reading, NamedSource):
 
     def _others(self) -> list[str]:
         """The columns that are neither features nor the label."""
-        return [name for name in (self.key, self.event, self.group, self.time, self._read.split) if name]
+        columns = (self.key, self.patient, self.event, self.group, self.time, self._read.split)
+        return [name for name in columns if name]
 
     @cached_property
     def _contents(self) -> tuple[Path, pd.DataFrame, Columns, Outcomes]:
@@ -181,6 +194,7 @@ class Table(Reading, NamedSource):
         ways_out = dict.fromkeys((*(self.take or ()), *leave), "take and leave")
         settings = {"label, or CFL_LABEL": self._label(), "key": self.key, "event, or CFL_EVENT": self.event}
         settings |= {"group": self.group, "time": self.time, "split": self._read.split}
+        settings["patient, or CFL_PATIENT"] = self.patient
         ways_out |= {name: setting for setting, name in settings.items() if name}
         for name, way_out in ways_out.items():
             if name not in frame:
@@ -200,16 +214,18 @@ class Table(Reading, NamedSource):
         leave = tuple(dict.fromkeys((*columns.leave, *leave)))
         return frame, replace(columns, label=self._label(), leave=leave, **asdict(self._read))
 
-    def _owners(self, frame: pd.DataFrame, path: Path) -> np.ndarray | None:
-        if self.key is None:
+    @staticmethod
+    def _names(frame: pd.DataFrame, path: Path, column: str | None, who: str) -> np.ndarray | None:
+        """The name of each row's owner, or patient, which is ``who``; None without a column."""
+        if column is None:
             return None
-        key, missing = frame[self.key].to_numpy(), np.flatnonzero(texts(frame[self.key]).isna())
+        names, missing = frame[column].to_numpy(), np.flatnonzero(texts(frame[column]).isna())
         if len(missing):
             row = frame.index[missing[0]] + 1
-            raise DataError(f"{path}: column {self.key!r}: row {row} has no owner; fill it in or leave the row out")
-        if key.dtype.kind == "f":
-            raise DataError(f"{path}: column {self.key!r} holds {key.dtype}; a key is whole numbers or text")
-        return key if key.dtype.kind in "iu" else key.astype(str)
+            raise DataError(f"{path}: column {column!r}: row {row} has no {who}; fill it in or leave the row out")
+        if names.dtype.kind == "f":
+            raise DataError(f"{path}: column {column!r} holds {names.dtype}; a name is whole numbers or text")
+        return names if names.dtype.kind in "iu" else names.astype(str)
 
     def _groups(self, frame: pd.DataFrame) -> np.ndarray | None:
         if self.group is None:
@@ -254,21 +270,23 @@ class Table(Reading, NamedSource):
     def own_columns(self, fewest: int, scale: bool = False) -> Columns:
         """What this site's table has, for the sites to agree on: no row, and no category of fewer rows than ``fewest``.
 
-        Categories and classes that ``columns`` names are the study's, and stay, whether this site has them or not. With
-        ``scale``, numbers that as many rows have get their mean and deviation, for the scaling ``federation``. Both are
-        of the training rows, so that no test row has a part in the common scale.
+        Where the table names patients, so many patients must have it. Categories and classes that ``columns`` names are
+        the study's, and stay, whether this site has them or not. With ``scale``, numbers that as many have get their
+        mean and deviation, for the scaling ``federation``. Both are of the training rows, so that no test row has a
+        part in the common scale.
         """
         require(fewest > 0, f"--min-rows = {fewest} should be > 0")
         path, frame, columns, labels = self._contents
-        if len(frame) < fewest:
-            raise DataError(f"{path}: has {len(frame)} rows, and says nothing of fewer than {fewest}; lower --min-rows")
+        rows, what = (len(frame), "rows") if self.patient is None else (frame[self.patient].nunique(), "patients")
+        if rows < fewest:
+            raise DataError(f"{path}: has {rows} {what}, and says nothing of fewer than {fewest}; lower --min-rows")
         train, _ = self.load()  # each value is read, and is what its column holds
-        columns = columns.measured(train.x, fewest) if scale else columns
+        columns = columns.measured(train.x, fewest, train.patient) if scale else columns
         if self.agreed_columns is None:
-            columns = shared(columns, frame, fewest)
+            columns = shared(columns, frame, fewest, self.patient)
         if columns.classes:
             return columns
-        counts = texts(frame[self._label()]).value_counts()
+        counts = counted(frame, self._label(), self.patient)
         return replace(columns, classes=tuple(name for name in labels.names if counts[name] >= fewest))
 
     def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation:

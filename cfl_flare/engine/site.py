@@ -19,7 +19,7 @@ from cfl_flare.core.errors import AbortedError, ConfigError, DataError, FitError
 from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
 from cfl_flare.core.seeds import stream
-from cfl_flare.data import ParticipantData
+from cfl_flare.data import ParticipantData, Samples
 from cfl_flare.engine.indicator import check_task
 from cfl_flare.engine.observers import ANSWERING, Probe
 from cfl_flare.engine.task import Result, Task
@@ -111,20 +111,20 @@ class Site:
         """
         for data in participants:
             self._check_fit(data)
-            device = self.runtime.device
-            self._splits[data.name] = (
-                Split.of(data.train.x, data.train.y, device, self.runtime.task),
-                Split.of(data.test.x, data.test.y, device, self.runtime.task),
-            )
+            self._splits[data.name] = self._split(data.train), self._split(data.test)
             self.hosted[data.name] = data
             self.memory.setdefault(data.name, {})
             if self._privacy is not None:
                 self._accounts[data.name] = self._account(data, self._privacy)
 
+    def _split(self, samples: Samples) -> Split:
+        return Split.of(samples.x, samples.y, self.runtime.device, self.runtime.task, samples.patient)
+
     def _account(self, data: ParticipantData, privacy: DPSettings) -> Account:
         settings, queries = self.runtime.settings, self.method.traits.queries
         assert queries is not None
-        sizes = {split: len(part) for split, part in ((TRAIN, data.train), (TEST, data.test)) if len(part)}
+        train, test = self._splits[data.name]
+        sizes = {split: part.patients for split, part in ((TRAIN, train), (TEST, test)) if len(part)}
         randomness = self._randomness(data.name, 0)("noise of counts")
         plan = (settings.steps, settings.batch_size)
         return Account.open(data.name, privacy, queries, sizes, *plan, self._books, randomness)
@@ -136,7 +136,7 @@ class Site:
         return seeded(partial(stream, self.runtime.seed, drawer, round_number))
 
     def samples(self, participant: str) -> int:
-        """The number of training samples that a participant says it has: with differential privacy, a noisy one."""
+        """The number of training samples that a participant says it has: with dp, a noisy one, of its patients."""
         account = self._accounts.get(participant)
         return len(self.hosted[participant].train) if account is None else account.samples[TRAIN]
 
@@ -147,8 +147,7 @@ class Site:
         for data in participants:
             self._check_fit(data)
             train, _ = self._splits[data.name]
-            test = Split.of(data.test.x, data.test.y, self.runtime.device, self.runtime.task)
-            other._splits[data.name] = train, test
+            other._splits[data.name] = train, self._split(data.test)
             other.hosted[data.name] = replace(data, train=self.hosted[data.name].train)
         return other
 
@@ -217,7 +216,7 @@ class Site:
 
     def sends_counts(self, participant: str) -> bool:
         """Whether a participant has enough test samples to send counts of them, by score or by class."""
-        return len(self._splits[participant][1]) >= self._fewest_scored
+        return self._splits[participant][1].patients >= self._fewest_scored
 
     def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
         drawer = self.hosted[participant].stream if participant in self.hosted else ""

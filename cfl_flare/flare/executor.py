@@ -260,7 +260,7 @@ class ClusteredExecutor(Executor):
                 source = replace(source, study=study_of(fl_ctx, source.study))
                 self._data = "" if source.path is not None else str(source.located()[0].resolve())[-LONGEST:]
             together = content["sites"] if simulated(fl_ctx) else None
-            self._books = self._opened_books(content, fl_ctx)
+            self._books = self._opened_books(source, content, fl_ctx)
             self._place = Place.of(at_site.device, at_site.gpu_memory, content["index"], together)
             site = self._empty_site(build_method(unmarked(self.method), policy), self.private, fl_ctx)
             self._place.limit()
@@ -289,7 +289,7 @@ class ClusteredExecutor(Executor):
             secret=not simulated(fl_ctx),
         )
 
-    def _opened_books(self, content: dict[str, Any], fl_ctx: FLContext) -> Books | None:
+    def _opened_books(self, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> Books | None:
         """The site's ledger of privacy, in which participants write what they spend; None for a simulation.
 
         Raises:
@@ -305,7 +305,7 @@ class ClusteredExecutor(Executor):
         unnamed = f"data: the job names it, and epsilon_budget = {budget} is for what the operator names by $CFL_DATA"
         require(bool(self._data) or budget is None, f"{unnamed}; use the source site without a path", BudgetError)
         run = self.run_name, content["memory_of"] or ""
-        job = LedgerJob(fl_ctx.get_job_id(), *run, privacy.epsilon, privacy.delta)
+        job = LedgerJob(fl_ctx.get_job_id(), *run, privacy.epsilon, privacy.delta, source.patient or "")
         ledger = ledger_for(self._data, fl_ctx)
         ledger.open()
         ledger.check(job)

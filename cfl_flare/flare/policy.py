@@ -26,6 +26,7 @@ from cfl_flare.core.errors import ConfigError, FileError, FloorError, SettingsEr
 from cfl_flare.core.files import read_json
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.files import reading_within
+from cfl_flare.data.sources import PATIENT
 from cfl_flare.engine.settings import BOUNDS, FEWEST_SCORED, LARGEST_SHARE
 from cfl_flare.flare.compat import SIMULATED_JOB, on_one_machine, simulated
 from cfl_flare.results.gate import tpr_bound
@@ -179,7 +180,8 @@ def ledger_for(data: str, fl_ctx: FLContext) -> Ledger:
     """This site's ledger of a data set, see `cfl_flare.results.ledger`; its counters are in the kit's folder."""
     policy, kit = Policy.of(fl_ctx), Path(fl_ctx.get_engine().get_workspace().get_root_dir())
     budget = policy.epsilon_budget, policy.delta_budget
-    return Ledger(state_root(fl_ctx), data, fl_ctx.get_identity_name(), kit / COUNTERS, *budget)
+    patients = os.environ.get(PATIENT, "")
+    return Ledger(state_root(fl_ctx), data, fl_ctx.get_identity_name(), kit / COUNTERS, *budget, patients)
 
 
 def series(version: str) -> str:

@@ -174,10 +174,10 @@ class SeveralExecutor(ClusteredExecutor):
         super().__init__({"method": "fedavg"}, model, source, data, training, run_name, seed, made_by, **settings)
         self.runs = runs
 
-    def _opened_books(self, content: dict[str, Any], fl_ctx: FLContext) -> Books | None:
+    def _opened_books(self, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> Books | None:
         single = simulated(fl_ctx) or self.training.get("dp") is None
         require(single, "training: dp pays for one run a job at real sites, and this has several; make a job of each")
-        return super()._opened_books(content, fl_ctx)
+        return super()._opened_books(source, content, fl_ctx)
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
         super()._host(site, source, content, fl_ctx)

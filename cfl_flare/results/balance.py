@@ -29,6 +29,7 @@ class LedgerJob:
         id: FLARE's.
         run: the run's name.
         resumes: the run that this one goes on with; empty for a new one.
+        patients: what names the patients, a column or arrays; empty if each sample is of a patient of its own.
     """
 
     id: str
@@ -36,6 +37,7 @@ class LedgerJob:
     resumes: str
     epsilon: float
     delta: float
+    patients: str = ""
 
 
 class Balance:
@@ -45,6 +47,7 @@ class Balance:
         number: of the last line; ``digest`` is that line's, and ``own`` has the numbers of the site's last two lines.
         epsilon: the largest that any of the spends has led to.
         jobs: by its id, what each job has spent.
+        patients: by the id of each job, what named its patients.
     """
 
     def __init__(self, site: str, name: str, delta: float):
@@ -54,6 +57,7 @@ class Balance:
         self.accepted: list[Mapping[str, Any]] = []
         self.jobs: dict[str, Curves] = {}
         self.run_of: dict[str, str] = {}
+        self.patients: dict[str, str] = {}
         self._largest: dict[str, np.ndarray] = {}
         self._runs: dict[tuple[str, str], Curves] = {}
         self._first: dict[tuple[str, str], tuple[str, str]] = {}
@@ -75,6 +79,7 @@ class Balance:
         self._first[job.id, job.run] = first
         self._latest[job.run] = job.id, job.run
         self.run_of.setdefault(job.id, job.run)
+        self.patients[job.id] = line["patients"]
         of_run, of_job = self.after(job, participant, spends)
         self.epsilon = max(self.epsilon, self.total(job, of_job))
         self._runs.setdefault(first, {}).update(of_run)

@@ -57,7 +57,7 @@ SPENDS = schema.list_of(
         steps=lambda value: schema.count(value) and value > 0,
     )
 )
-OF_JOB: schema.Fields = dict.fromkeys(("job", "run", "resumes", "participant"), schema.text)
+OF_JOB: schema.Fields = dict.fromkeys(("job", "run", "resumes", "participant", "patients"), schema.text)
 # The kinds of lines, and what each must say.
 KINDS: Mapping[str, schema.Fields] = {
     OPEN: {"data": schema.text, "data_time": TIME},
@@ -83,15 +83,23 @@ class Ledger:
         counters: the folder of the counters, outside the state root.
         budget: the most that all jobs together may spend; None for any.
         delta: the probability with which the budget's epsilon may not hold.
+        patients: what names the patients, as the operator says; empty if the operator does not.
 
     Every method raises a LedgerError if the ledger cannot be read, written or trusted.
     """
 
     def __init__(
-        self, root: Path, data: str, site: str, counters: Path, budget: float | None = None, delta: float = 1e-5
+        self,
+        root: Path,
+        data: str,
+        site: str,
+        counters: Path,
+        budget: float | None = None,
+        delta: float = 1e-5,
+        patients: str = "",
     ):
         name = hashlib.sha256(data.encode()).hexdigest()[:32]
-        self.data, self.site, self.budget = data, site, budget
+        self.data, self.site, self.budget, self._patients = data, site, budget, patients
         self.file, self._counter = root / FOLDER / f"{name}.jsonl", counters / f"{name}.json"
         self._balance = Balance(site, name, delta)
         self._size, self._end = 0, b""
@@ -125,6 +133,7 @@ class Ledger:
         """Raises a BudgetError if a job would spend more than is left."""
         with self._held():
             self._read()
+        self._check_patients(job)
         if self.budget is None:
             return
         total = self._balance.with_job(job)
@@ -153,6 +162,7 @@ class Ledger:
         """
         with self._held():
             self._read()
+            self._check_patients(job)
             of_run, of_job = self._balance.after(job, participant, spends)
             run = max(epsilon_of(curve, job.delta) for curve in of_run.values())
             require(
@@ -169,7 +179,20 @@ class Ledger:
                 BudgetError,
             )
             of = {"job": job.id, "run": job.run, "resumes": job.resumes, "participant": participant}
+            of["patients"] = job.patients
             self._write(COUNT if "counts" in fields else SPEND, **of, **fields, spends=[asdict(s) for s in spends])
+
+    def _check_patients(self, job: LedgerJob) -> None:
+        """Raises a LedgerError if a job counts by other patients than the operator's: its epsilon is not theirs."""
+        for job_id, patients in (*self._balance.patients.items(), (job.id, job.patients)):
+            named = f"patients are named by {patients!r}" if patients else "each sample is of a patient of its own"
+            require(
+                self._patients in ("", patients),
+                f"{self.file}: patients are named by CFL_PATIENT = {self._patients!r}, and in job {job_id} {named}; "
+                "let the job use the source site; if CFL_PATIENT is new here, move the ledger away, lower "
+                f"epsilon_budget by what all samples of a patient have spent together, and {AGAIN}",
+                LedgerError,
+            )
 
     def accept(self, reason: str) -> None:
         """Writes that the operator trusts the ledger as it is; what it says to have been spent stays spent."""
@@ -196,7 +219,15 @@ class Ledger:
         accepted = [{key: line[key] for key in ("time", "reason")} for line in balance.accepted]
         left = None if self.budget is None else balance.left(self.budget)
         spent = {"epsilon": balance.epsilon, "delta": balance.delta, "budget": self.budget, "left": left}
-        return {"data": self.data, **spent, "jobs": jobs, "accepted": accepted, "lines": balance.number}
+        patients = sorted({*balance.patients.values()})
+        return {
+            "data": self.data,
+            "patients": patients,
+            **spent,
+            "jobs": jobs,
+            "accepted": accepted,
+            "lines": balance.number,
+        }
 
     @contextmanager
     def _held(self) -> Iterator[None]:

@@ -72,8 +72,10 @@ def draw_of(seed: int, participant: str, key: str) -> int:
     return derive(seed, participant, key, "bootstrap draw") % DRAWS
 
 
-def drawn_rows(seed: int, participant: str, key: str, samples: int, times: int) -> Iterator[np.ndarray]:
-    """The rows of each draw, ``(samples,)`` int64: as many as there are, with replacement.
+def drawn_rows(
+    seed: int, participant: str, key: str, samples: int, times: int, patient: np.ndarray | None = None
+) -> Iterator[np.ndarray]:
+    """The rows of each draw, int64: as many as there are, with replacement, or all rows of as many patients.
 
     Args:
         seed: the run's.
@@ -81,10 +83,17 @@ def drawn_rows(seed: int, participant: str, key: str, samples: int, times: int) 
         key: of its test split; see `key_of`.
         samples: how many it has.
         times: how many draws.
+        patient: ``(samples,)`` the number of each row's patient; None if each row is of a patient of its own.
     """
     rng = stream(seed, participant, key, "bootstrap")
+    if patient is None:
+        for _ in range(times):
+            yield rng.integers(samples, size=samples)
+        return
+    order = np.argsort(patient, kind="stable")
+    rows_of = np.split(order, np.flatnonzero(np.diff(patient[order])) + 1)
     for _ in range(times):
-        yield rng.integers(samples, size=samples)
+        yield np.concatenate([rows_of[number] for number in rng.integers(len(rows_of), size=len(rows_of))])
 
 
 # From here on, a loss could be beyond float32, which a draw without its sample is not.
@@ -140,7 +149,7 @@ def replicates(
         outputs: of the model, ``(n, classes, ...)``.
         targets: labels, as `LearningTask.targets` returns them.
         names: of the measures.
-        rows: of each draw, ``(n,)`` int64.
+        rows: of each draw, int64.
         should_stop: asked before each draw whether the job was aborted.
 
     Returns:
@@ -165,8 +174,8 @@ def replicates(
             for name, value in _measured(task, outputs[chosen], targets[chosen], one_by_one).items():
                 values[name].append(value if value is not None and math.isfinite(value) else None)
         done += len(chunk)
-        places = np.stack(chunk, axis=1) * len(chunk) + np.arange(len(chunk))
-        tally = np.bincount(places.ravel(), minlength=samples * len(chunk)).reshape(samples, len(chunk))
+        places = np.concatenate([drawn * len(chunk) + number for number, drawn in enumerate(chunk)])
+        tally = np.bincount(places, minlength=samples * len(chunk)).reshape(samples, len(chunk))
         counts = torch.from_numpy(tally).to(outputs.device).double()
         for name, way in ways.items():
             if way is not None:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.losses import Step, Term
 from cfl_flare.training.privacy import TEST, TRAIN, DPSettings, Randomness, RoundAccount
-from cfl_flare.training.runtime import Batches
+from cfl_flare.training.runtime import Batches, Split
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import LearningTask
 
@@ -47,7 +47,11 @@ def check_training(settings: TrainSettings, task: LearningTask) -> None:
 class DPLearner(Learner):
     """A participant's view in one round, of which all that leaves its site is differentially private.
 
-    What the methods of `Learner` return may leave. Those that have no mechanism are refused.
+    What the methods of `Learner` return may leave. Those that have no mechanism are refused. Where the data says whose
+    samples they are, a patient counts as one: its clipped gradient is of the mean over its samples, as are its losses.
+
+    Attributes:
+        samples: the noisy number of training patients.
 
     Args:
         account: enters what is spent, before the noise is drawn.
@@ -83,10 +87,19 @@ class DPLearner(Learner):
         return super().train(start, terms, purpose, frozen=frozen)
 
     def _batches(self, rng: np.random.Generator, steps: int) -> list[Tensor]:
-        """Indices of Poisson samples: each sample is in each of them with the planned rate, whatever the others do."""
-        random, training, rows = self._randomness("poisson"), self._plan.training, len(self._train)
-        drawn = [np.flatnonzero(random.random(rows) < training.sample_rate) for _ in range(training.steps)]
-        return [torch.from_numpy(rows).to(self._runtime.device) for rows in drawn]
+        """Indices of Poisson samples: each patient is in each of them with the planned rate, whatever the others do.
+
+        A patient with more samples than a batch takes part with so many of them, drawn anew each time.
+        """
+        random, training, split = self._randomness("poisson"), self._plan.training, self._train
+        most, batches = self._runtime.settings.batch_size, []
+        for _ in range(training.steps):
+            drawn = random.random(split.patients) < training.sample_rate
+            rows = np.flatnonzero(drawn if split.patient is None else drawn[split.patient])
+            if split.patient is not None:
+                rows = at_most(most, rng.permutation(rows), split.patient)
+            batches.append(torch.from_numpy(rows).to(self._runtime.device))
+        return batches
 
     def _backward(
         self, data: Batches, number: int, terms: Sequence[Term], fixed: list[Tensor | None], seen: Sequence[Tensor]
@@ -100,7 +113,7 @@ class DPLearner(Learner):
         total = torch.from_numpy(noise.astype(np.float32)).to(gradient.device)
         total.mul_(training.noise_multiplier * dp.max_grad_norm)
         batch, beside = data[number], fixed[0]
-        for rows in torch.arange(len(batch)).split(runtime.settings.batch_size) if len(batch) else ():
+        for rows in pieces(batch, runtime.settings.batch_size):
 
             def loss_of(rows: Tensor = rows) -> Tensor:
                 outputs = runtime.resident.module(batch.x[rows]).float()
@@ -108,7 +121,8 @@ class DPLearner(Learner):
                 return runtime.task.loss(outputs, batch.y[rows], None, runtime.settings.label_smoothing)
 
             with runtime.resident.keeping_statistics():  # a network may write sums of samples into its buffers
-                runtime.sample_gradients.add(loss_of, dp.max_grad_norm, total)
+                patient = None if batch.patient is None else batch.patient[rows.numpy()]
+                runtime.sample_gradients.add(loss_of, dp.max_grad_norm, total, patient)
         # The expected size of a batch: the size that was drawn depends on each sample.
         gradient.copy_(total.div_(training.sample_rate * self.samples))
         if terms:
@@ -140,12 +154,12 @@ class DPLearner(Learner):
 
     @torch.no_grad()
     def _loss_sums(self, models: Sequence[Params]) -> np.ndarray:
-        """Sums over the training samples of clipped losses, ``(K,)`` float64."""
+        """Sums over the training patients of mean clipped losses, ``(K,)`` float64."""
         outputs, most = self._predict(models, self._train.x), self._dp.max_loss
         if self._beside is not None:
             outputs = outputs + self._predict([self._beside], self._train.x)
         losses = self._runtime.task.sample_losses(outputs, self._train.y).cpu().numpy()
-        return np.asarray(np.clip(np.nan_to_num(losses, nan=most), 0, most).sum(axis=1))
+        return np.asarray(self._train.by_patient(np.clip(np.nan_to_num(losses, nan=most), 0, most)).sum(axis=1))
 
     def measured(self, outputs: Tensor) -> dict[str, float]:
         """Accuracy, where the task has one, and loss on the test split: noisy sums over the noisy count."""
@@ -156,7 +170,7 @@ class DPLearner(Learner):
         sums = []
         for name in names:
             values = np.nan_to_num([task.measure(name, *sample) or 0.0 for sample in single], nan=most)
-            sums.append(np.clip(values / (most if name == "loss" else 1.0), 0, 1).sum())
+            sums.append(test.by_patient(np.clip(values / (most if name == "loss" else 1.0), 0, 1)).sum())
         noise = self._noise("metrics").standard_normal(len(names)) * spend.noise_multiplier * len(names) ** 0.5
         shares = np.clip((np.array(sums) + noise) / samples, 0, 1).tolist()
         return {name: share * (most if name == "loss" else 1.0) for name, share in zip(names, shares)}
@@ -193,6 +207,32 @@ class DPLearner(Learner):
 
     def evaluate(self, model: Params | Served) -> dict[str, float]:
         raise ConfigError(_refused("measures of further models"))
+
+
+def at_most(count: int, rows: np.ndarray, patient: np.ndarray) -> np.ndarray:
+    """The rows in the order of their patients, of each the first ``count``.
+
+    >>> at_most(2, np.array([3, 0, 2, 1]), np.array([0, 1, 0, 0]))
+    array([3, 2, 0])
+    """
+    rows = rows[np.argsort(patient[rows], kind="stable")]
+    number = patient[rows]
+    place = np.arange(len(rows)) - np.searchsorted(number, number)
+    return rows[place < count]
+
+
+def pieces(batch: Split, size: int) -> Iterator[Tensor]:
+    """The rows of a batch in pieces of about ``size``, none of which ends within a patient's rows."""
+    number = np.arange(len(batch)) if batch.patient is None else batch.patient
+    ends = [*np.flatnonzero(np.diff(number)) + 1, len(batch)] if len(batch) else []
+    begin, last = 0, 0
+    for end in ends:
+        if end - begin > size and last > begin:
+            yield torch.arange(begin, last)
+            begin = last
+        last = end
+    if last > begin:
+        yield torch.arange(begin, last)
 
 
 def _refused(what: str) -> str:

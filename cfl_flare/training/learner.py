@@ -74,6 +74,11 @@ class Learner:
         return self._train.y.cpu().numpy()
 
     @property
+    def patients(self) -> int:
+        """The number of training patients; of training samples where nothing says whose they are."""
+        return self._train.patients
+
+    @property
     def lr(self) -> float:
         """The run's learning rate in this round, unless `in_round` set another."""
         return self._runtime.settings.lr_at(self.round) if self._lr is None else self._lr
@@ -241,7 +246,7 @@ class Learner:
         if samples is not None and samples < self.samples:
             chosen = torch.from_numpy(self._stream("assign").permutation(self.samples)[:samples])
             chosen = chosen.to(self._runtime.device)
-            split = Split(split.x[chosen], split.y[chosen])
+            split = split.take(chosen)
         keys = [(id(model), id(self._beside), samples, self._part) for model in models]
         if any(key not in self._losses for key in keys):  # evaluation and training need the same ones in a round
             outputs = self._predict(models, split.x)
@@ -303,7 +308,7 @@ class Learner:
             return None
         runtime, test = self._runtime, self._test
         stream_key = (runtime.seed, self._drawer, key_of(test.x, test.y))
-        rows = drawn_rows(*stream_key, len(test), times)
+        rows = drawn_rows(*stream_key, len(test), times, test.patient)
         values = replicates(runtime.task, outputs, test.y, names, rows, runtime.should_stop)
         return Replicates(draw_of(*stream_key), values)
 

@@ -17,7 +17,6 @@ from cfl_flare.core.params import Params
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.measures import LARGEST
-from cfl_flare.training.runtime import Split
 
 # An attack by the loss alone (Yeom et al. 2018), and by the likelihood's ratio to that of models that have not seen the
 # sample (offline RMIA, Zarifzadeh et al. 2024, with a = 0; with few models it is stronger than one with a Gaussian).
@@ -36,9 +35,9 @@ class Counts:
 
     Attributes:
         true_positives: members that it takes for members.
-        members: the participant's training samples.
+        members: the participant's training samples; where the data says whose they are, its training patients.
         false_positives: test samples that it takes for members.
-        non_members: the participant's test samples.
+        non_members: the participant's test samples, or patients.
     """
 
     true_positives: int
@@ -116,12 +115,12 @@ def mean_likelihood(logarithms: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def outside(learner: Learner, shadow_models: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each pair of shadow models, how likely each training and each test sample is to one that has not seen it.
+    """For each pair of shadow models, how likely each training and each test patient is to one that has not seen it.
 
     The models of a pair are trained on the two halves of the training samples. Neither has seen a test sample: every
     second one is given to the first, so that members and others are compared with equally many.
     """
-    second = np.arange(learner.tests) % 2 == 1
+    second = np.arange(learner._test.patients) % 2 == 1
     for number in range(shadow_models // 2):
         first, halves = halved(learner, f"shadow {number}")
         (members, others), (members_of_second, others_of_second) = (shadow(learner, half) for half in halves)
@@ -129,15 +128,16 @@ def outside(learner: Learner, shadow_models: int) -> Iterator[tuple[np.ndarray, 
 
 
 def halved(learner: Learner, name: str) -> tuple[np.ndarray, list[Learner]]:
-    """Splits the training samples at random: which are in the first half, and the participant with each half.
+    """Splits the training patients at random: which are in the first half, and the participant with each half.
 
     The two remember nothing yet, and draw from streams that have this name.
     """
-    first = learner._stream(name).permutation(learner.samples) < learner.samples // 2
+    split = learner._train
+    first = learner._stream(name).permutation(split.patients) < split.patients // 2
     halves = []
     for half, chosen in enumerate((first, ~first)):
-        rows = torch.from_numpy(np.flatnonzero(chosen)).to(learner._train.y.device)
-        train = Split(learner._train.x[rows], learner._train.y[rows])
+        rows = np.flatnonzero(chosen if split.patient is None else chosen[split.patient])
+        train = split.take(torch.from_numpy(rows).to(split.y.device))
         changes = {"_train": train, "samples": len(train), "_part": f"{learner._part}{name}.{half}."}
         halves.append(learner._view(**changes, memory={}, _losses={}, _weights=None))
     return first, halves
@@ -156,9 +156,12 @@ def shadow(learner: Learner, half: Learner) -> tuple[np.ndarray, np.ndarray]:
 
 @torch.no_grad()
 def log_likelihoods(learner: Learner, model: Params | Served) -> tuple[np.ndarray, np.ndarray]:
-    """The logarithm of each training and of each test sample's likelihood: its plain loss with a minus, float64."""
+    """The mean logarithm of the likelihood of each training and of each test patient's samples, float64.
+
+    It is the plain loss with a minus.
+    """
     task, of_splits = learner._runtime.task, []
     for split in (learner._train, learner._test):
         losses = task.sample_losses(learner.outputs(model, split.x).double()[None], split.y)[0]
-        of_splits.append(losses.neg().nan_to_num(-LARGEST, LARGEST, -LARGEST).cpu().numpy())
+        of_splits.append(split.by_patient(losses.neg().nan_to_num(-LARGEST, LARGEST, -LARGEST).cpu().numpy()))
     return of_splits[0], of_splits[1]

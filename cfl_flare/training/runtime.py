@@ -77,24 +77,54 @@ class Place:
 
 @dataclass(frozen=True)
 class Split:
-    """Samples and labels as tensors: ``x (n, *input_shape)`` float32, ``y (n, ...)`` as the run's task has targets."""
+    """Samples and labels as tensors: ``x (n, *input_shape)`` float32, ``y (n, ...)`` as the run's task has targets.
+
+    Attributes:
+        patient: ``(n,)`` int64, the number of each sample's patient, from 0; None if each is of a patient of its own.
+    """
 
     x: Tensor
     y: Tensor
+    patient: np.ndarray | None = None
 
     @classmethod
-    def of(cls, x: np.ndarray, y: np.ndarray, device: str = "cpu", task: LearningTask | None = None) -> Split:
-        """Converts arrays; by default, labels are class numbers.
+    def of(
+        cls,
+        x: np.ndarray,
+        y: np.ndarray,
+        device: str = "cpu",
+        task: LearningTask | None = None,
+        patient: np.ndarray | None = None,
+    ) -> Split:
+        """Converts arrays; by default, labels are class numbers, and ``patient`` has any names.
 
         Images are stored channels-last, the order in which a CPU convolves fastest.
         """
         tensor = torch.from_numpy(np.ascontiguousarray(x, np.float32)).to(device)
         if tensor.dim() == 4:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
-        return cls(tensor, (task or Classification()).targets(y).to(device))
+        number = None if patient is None else np.unique(patient, return_inverse=True)[1]
+        return cls(tensor, (task or Classification()).targets(y).to(device), number)
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def take(self, rows: Tensor) -> Split:
+        """Some of the samples; their patients keep their numbers."""
+        return Split(self.x[rows], self.y[rows], None if self.patient is None else self.patient[rows.cpu().numpy()])
+
+    @property
+    def patients(self) -> int:
+        """How many patients there are."""
+        return len(self) if self.patient is None else len(np.unique(self.patient))
+
+    def by_patient(self, values: np.ndarray) -> np.ndarray:
+        """The mean over each patient's samples of values ``(..., n)``: ``(..., patients)``."""
+        if self.patient is None:
+            return values
+        number = np.unique(self.patient, return_inverse=True)[1]
+        sums = [np.bincount(number, weights=row) for row in values.reshape(-1, len(self))]
+        return (np.stack(sums) / np.bincount(number)).reshape(*values.shape[:-1], -1)
 
 
 class Batches:
@@ -114,8 +144,10 @@ class Batches:
     def __getitem__(self, number: int) -> Split:
         if self._made:
             return self._made[number]
-        x, y = self._data.x[self._indices[number]], self._data.y[self._indices[number]]
-        return Split(x, y) if self._augment is None else Split(*self._augment(x, y, self._seeds[number]))
+        batch = self._data.take(self._indices[number])
+        if self._augment is None:
+            return batch
+        return Split(*self._augment(batch.x, batch.y, self._seeds[number]), batch.patient)
 
     @property
     def sizes(self) -> list[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -43,13 +44,16 @@ class SampleGradients:
         self._module.GRAD_SAMPLERS = {**GradSampleModule.GRAD_SAMPLERS, nn.Conv2d: _of_convolution}
         self._module.disable_hooks()
 
-    def add(self, loss_of: Callable[[], Tensor], max_grad_norm: float, total: Tensor) -> None:
-        """Adds to ``total`` the gradient of each sample in a mean loss, scaled down to the norm.
+    def add(
+        self, loss_of: Callable[[], Tensor], max_grad_norm: float, total: Tensor, patient: np.ndarray | None = None
+    ) -> None:
+        """Adds to ``total`` the gradient of each sample, or of each patient's mean, scaled down to the norm.
 
         Args:
             loss_of: computes the mean loss of a batch on the resident module.
             max_grad_norm: C in Abadi et al. 2016, Alg. 1.
             total: ``(layout.parameter_size,)``.
+            patient: ``(n,)`` the number of each sample's patient; None if each is of a patient of its own.
         """
         from opacus.optimizers import DPOptimizer
 
@@ -68,13 +72,22 @@ class SampleGradients:
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
                 loss_of().backward()
             for _, parameter in named:  # a sample without a finite gradient would show, and no factor clips it
-                parameter.grad_sample = torch.nan_to_num(parameter.grad_sample, nan=0.0, posinf=0.0, neginf=0.0)
+                gradients = torch.nan_to_num(parameter.grad_sample, nan=0.0, posinf=0.0, neginf=0.0)
+                parameter.grad_sample = gradients if patient is None else _means(gradients, patient)
             clipping.clip_and_accumulate()
         finally:
             self._module.disable_hooks()
         for name, parameter in named:
             entries[name].view(total).add_(parameter.summed_grad)
             parameter.summed_grad = parameter.grad_sample = None
+
+
+def _means(gradients: Tensor, patient: np.ndarray) -> Tensor:
+    """The mean over each patient's samples of gradients ``(n, ...)``: ``(patients, ...)``."""
+    _, number, counts = np.unique(patient, return_inverse=True, return_counts=True)
+    shares = torch.from_numpy(1 / counts[number]).to(gradients).view(-1, *(1,) * (gradients.dim() - 1))
+    means = gradients.new_zeros((len(counts), *gradients.shape[1:]))
+    return means.index_add_(0, torch.from_numpy(number).to(gradients.device), gradients * shares)
 
 
 def _of_convolution(layer: nn.Conv2d, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:

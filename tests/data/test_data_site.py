@@ -184,7 +184,7 @@ def test_medmnist_without_the_package(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_said(tmp_path, monkeypatch):
-    for name in ("CFL_DATA", "CFL_DATA_ROOT", "CFL_LABEL", "CFL_EVENT"):
+    for name in ("CFL_DATA", "CFL_DATA_ROOT", "CFL_LABEL", "CFL_EVENT", "CFL_PATIENT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sources, "MOUNTS", tmp_path / "data")
 
@@ -252,6 +252,44 @@ def test_a_table_whose_event_the_site_names(tmp_path, monkeypatch):
     assert train.x.shape[1:] == (1,) and train.y.shape[1:] == (2,) and set(train.y[:, 1]) == {0, 1}
     monkeypatch.setenv("CFL_EVENT", "dead")
     with pytest.raises(DataError, match=r"no column 'dead'; it has .*; set event, or CFL_EVENT together with CFL_DATA"):
+        SiteData().load()
+
+
+def test_patients_whom_the_site_names(tmp_path, monkeypatch):
+    path = tmp_path / "ward.csv"
+    path.write_text(
+        "\n".join(["age,visit,pid,label", *(f"{i},{i % 3},q{i // 3},{i // 3 % 2}" for i in range(60))]) + "\n"
+    )
+    monkeypatch.setenv("CFL_DATA", str(path))
+    monkeypatch.setenv("CFL_PATIENT", "pid")
+    (data,) = DataConfig().host(SiteData(), "site-1", 0, 1)
+    assert data.train.x.shape == (48, 2)  # the patient is no feature
+    assert len({*data.train.patient}) == 16 and not {*data.train.patient} & {*data.test.patient}
+    monkeypatch.setenv("CFL_PATIENT", "id")
+    with pytest.raises(
+        DataError, match=r"no column 'id'; it has .*; set patient, or CFL_PATIENT together with CFL_DATA"
+    ):
+        SiteData().load()
+    images = np.zeros((4, 3, 3), np.uint8)
+    arrays = {
+        f"{split}_{kind}": values
+        for split in ("train", "test")
+        for kind, values in (("images", images), ("labels", np.arange(4) % 2))
+    }
+    for test_patients, refusal in (
+        ([8, 9, 9, 9], None),
+        ([8, 7, 7, 9], "1 of 4 patients have samples in both training"),
+    ):
+        np.savez(tmp_path / "a.npz", **arrays, train_id=np.array([1, 1, 7, 1]), test_id=np.array(test_patients))
+        monkeypatch.setenv("CFL_DATA", str(tmp_path / "a.npz"))
+        if refusal is None:
+            assert SiteData().load()[0].patient.tolist() == [1, 1, 7, 1]
+        else:
+            with pytest.raises(DataError, match=refusal):
+                SiteData().load()
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    monkeypatch.setenv("CFL_DATA", str(tmp_path / "set"))
+    with pytest.raises(DataError, match=r"CFL_PATIENT = 'id' is set, and .*, a folder of images, names no patients"):
         SiteData().load()
 
 

@@ -17,7 +17,7 @@ from cfl_flare.data import DataConfig, SiteData
 from cfl_flare.data.columns import Column, Columns, agreed, pooled
 from cfl_flare.data.features import encoded, inferred
 from cfl_flare.data.preparation import Preparation
-from cfl_flare.data.samples import Samples, split_by_time
+from cfl_flare.data.samples import Samples, split_by_class, split_by_time
 from cfl_flare.data.table import Table
 
 WARD = """age,sex,stage,smokes,seen,note,label
@@ -44,6 +44,64 @@ def refused(make, message):
     with pytest.raises((DataError, ConfigError), match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+# Whose rows they are
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=2, max_size=60), st.integers(0, 5), st.sampled_from([0.25, 0.5]))
+def test_a_patients_rows_are_in_one_split(patients, seed, share):
+    patient = np.array(patients)
+    rows = Samples(np.arange(len(patients), dtype=np.float32)[:, None], patient % 2, patient=patient)
+    train, test = split_by_class(rows, share, seed)
+    assert not {*train.patient} & {*test.patient}
+    assert sorted([*train.x[:, 0], *test.x[:, 0]]) == list(range(len(patients)))
+    of_class = [len({p for p in patients if p % 2 == c}) for c in (0, 1)]
+    assert len({*test.patient}) == sum(round(share * count) for count in of_class)
+
+
+def visits(patients=8, shift=0):
+    """Three visits of each patient of two hospitals; a rare blood group is one patient's alone."""
+    lines = [f"{p},{v},{'st'[p % 2]},{'AB' if p == 0 else 'A'},{p // 2 % 2}" for p in range(patients) for v in range(3)]
+    return "\n".join(["pid,visit,hospital,blood,label", *lines]) + "\n"
+
+
+def test_participants_share_no_patient(tmp_path):
+    table = Table(written(tmp_path, visits()), key="hospital", patient="pid", test_share=0.5)
+    people = DataConfig(partition="natural", min_samples=3).resolved(table).host(table, "local", 0, 1)
+    assert [sorted({*person.train.patient, *person.test.patient}) for person in people] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    refused(
+        lambda: DataConfig(2, "iid", min_samples=2).host(replace(table, key=None), "local", 0, 1),
+        "partition iid: .* of 8 patients have samples in several participants or splits; split and deal the samples by",
+    )
+    header, first, *rest = visits().splitlines()
+    lines = [f"part,{header}", f"test,{first}", *(f"train,{line}" for line in rest)]
+    path = written(tmp_path, "\n".join(lines) + "\n", "split.csv")
+    refused(
+        lambda: DataConfig().host(Table(path, split="part", patient="pid", leave=["hospital"]), "site-1", 0, 1),
+        "1 of 8 patients have samples in both training and test samples",
+    )
+
+
+def test_a_validation_split_keeps_patients_together(tmp_path):
+    table = Table(written(tmp_path, visits(24)), patient="pid", leave=["hospital"])
+    config = DataConfig(validation=0.25, measured_on="validation")
+    (person,) = config.host(replace(table, columns=table.own_columns(1).to_dict()), "site-1", 0, 1)
+    assert len(person.test) and not {*person.train.patient} & {*person.test.patient}
+
+
+def test_what_few_patients_have_is_not_said_however_many_rows_they_have(tmp_path):
+    path = written(tmp_path, visits())
+    by_rows, by_patients = (
+        Table(path, leave=["hospital"], patient=p).own_columns(3, scale=True) for p in (None, "pid")
+    )
+    assert by_rows.columns[-1].categories == ("A", "AB") and by_patients.columns[-1].categories == ("A",)
+    assert [column.column for column in by_patients.columns] == ["visit", "blood"]
+    refused(lambda: Table(path, patient="pid").own_columns(9), "has 8 patients, and says nothing of fewer than 9")
+    refused(lambda: Table(path, key="pid", patient="pid"), "key and patient are both 'pid'")
+    gap = written(tmp_path, visits().replace("\n3,1", "\n,1"), "gap.csv")
+    refused(lambda: Table(gap, patient="pid").load(), "row 11 has no patient")
 
 
 # What a column becomes

@@ -34,7 +34,7 @@ from cfl_flare.results.gate import why_not
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import load_run, read_lines
 from cfl_flare.training.ensemble import Served
-from cfl_flare.training.membership import ATTACKS, Counts, attacks, counted, mean_likelihood
+from cfl_flare.training.membership import ATTACKS, Counts, attacks, counted, halved, mean_likelihood
 from cfl_flare.training.settings import TrainSettings
 from tests.loop import run_loop
 from tests.play import DATA, MODEL, people
@@ -385,10 +385,11 @@ def test_a_likelihood_is_compared_with_the_mean_of_others():
     np.testing.assert_allclose(np.exp(mean_likelihood(logarithms)), [0.5, 0.2])
 
 
-def attacked(rounds: int, tests: int = 100, classes: int = 200) -> dict[str, dict[str, Counts]]:
+def attacked(rounds: int, tests: int = 100, classes: int = 200, each: int = 0) -> dict[str, dict[str, Counts]]:
     """Attacks on a model of random labels, by the larger one of its two participants.
 
-    Of 200 classes a test sample's is never learnt, so that nobody is as sure of it as of a training sample's.
+    Of 200 classes a test sample's is never learnt, so that nobody is as sure of it as of a training sample's. With
+    ``each``, so many samples are of one patient.
     """
 
     def network() -> torch.nn.Module:
@@ -398,7 +399,11 @@ def attacked(rounds: int, tests: int = 100, classes: int = 200) -> dict[str, dic
     site = Site(FedAvg(), network, settings, 0)
     for name, samples in (("a", 60), ("b", 30)):
         splits = (
-            Samples(rng.normal(size=(n, 20)).astype(np.float32), rng.integers(classes, size=n))
+            Samples(
+                rng.normal(size=(n, 20)).astype(np.float32),
+                rng.integers(classes, size=n),
+                patient=np.arange(n) // each if each else None,
+            )
             for n in (samples, tests)
         )
         site.add([replace(people()[0], name=name, **dict(zip(("train", "test"), splits)))])
@@ -407,6 +412,25 @@ def attacked(rounds: int, tests: int = 100, classes: int = 200) -> dict[str, dic
         trained = np.stack([site.learner(name, {}, number).train(model).vector for name in "ab"])
         model = replace(model, vector=np.average(trained, axis=0, weights=(60, 30)).astype(np.float32))
     return attacks(site.learner("a", {}, rounds), {"untrained": Served.of(start), "trained": Served.of(model)}, 4)
+
+
+def test_patients_are_attacked_and_not_their_samples():
+    """Each has three samples; no shadow model has seen one of a patient whom it has not been given."""
+    counts = attacked(20, tests=99, each=3)["trained"]
+    assert {(of.members, of.non_members) for of in counts.values()} == {(20, 33)}
+    assert all(of.true_positives > 12 and of.false_positives == 0 for of in counts.values()), counts
+    site = Site(FedAvg(), lambda: torch.nn.Linear(1, 2), TrainSettings(), 0)
+    x, patient = np.zeros((9, 1), np.float32), np.array([5, 5, 5, 2, 2, 8, 8, 8, 8])
+    site.add(
+        [
+            replace(
+                people()[0], name="a", **dict.fromkeys(("train", "test"), Samples(x, np.zeros(9, int), patient=patient))
+            )
+        ]
+    )
+    first, halves = halved(site.learner("a", {}, 1), "shadow 0")
+    of_halves = [half._train.patient.tolist() for half in halves]
+    assert len(first) == 3 and [len({*of}) for of in of_halves] == [1, 2] and sum(map(len, of_halves)) == 9
 
 
 def test_a_model_that_memorises_is_found_and_an_untrained_one_is_not():
@@ -437,9 +461,10 @@ HONEST = {"loss": [3, 20, 0, 40], "likelihood_ratio": [20, 20, 0, 40]}
         *(
             ({"models": {"cluster-1": {**HONEST, "loss": numbers}}}, message)
             for numbers, message in (
-                ([21, 20, 0, 40], "of its 20 members, and of others at most 1 %"),
-                ([3, 10**9, 0, 40], "of its 20 members"),  # who says to have many drowns the others' rate
-                ([3, 19, 0, 40], "of its 20 members"),
+                ([21, 20, 0, 40], "of at most 20 members, and of others at most 1 %"),
+                ([3, 10**9, 0, 40], "of at most 20 members"),  # who says to have many drowns the others' rate
+                ([3, 21, 0, 40], "of at most 20 members"),
+                ([0, 0, 0, 40], "of at most 20 members"),
                 ([3, 20, 1, 99], "of others at most 1 %"),
                 ([3, 20, 0, 0], "of others at most 1 %"),
                 ([3.0, 20, 0, 40], "should be four whole numbers of loss"),

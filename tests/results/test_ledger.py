@@ -111,6 +111,25 @@ def test_a_run_spends_no_more_than_its_author_allows_over_its_resumes(tmp_path: 
     assert spent(ledger) == pytest.approx(epsilon(1 / 4 + 1 / 4 + 2 / 4 + 1), rel=1e-12)
 
 
+def test_the_operators_patients_are_those_of_every_job(tmp_path: Path) -> None:
+    by_rows = LedgerJob("a", "ward", "", 8.0, DELTA)
+    by_patients = LedgerJob("b", "ward", "", 8.0, DELTA, "pid")
+    ledger = Ledger(tmp_path / "state", "", "site-1", tmp_path / "site-1", None, DELTA, "pid")
+    ledger.open()
+    for refused in (by_rows, LedgerJob("b", "ward", "", 8.0, DELTA, "row")):
+        with pytest.raises(LedgerError, match=r"CFL_PATIENT = 'pid', and in job"):
+            ledger.check(refused)
+        with pytest.raises(LedgerError, match="let the job use the source site"):
+            JobBooks(ledger, refused).spend("p", 0, [gaussian(1)])
+    ledger.check(by_patients)
+    JobBooks(ledger, by_patients).spend("p", 0, [gaussian(1)])
+    assert ledger.summary()["patients"] == ["pid"] and ledger.summary()["lines"] == 2
+    # Without CFL_PATIENT any grouping protects each row; what was spent so is no patient's epsilon later on.
+    JobBooks(ledger_in(tmp_path), by_rows).spend("p", 0, [gaussian(1)])
+    with pytest.raises(LedgerError, match=r"in job a each sample is of a patient of its own"):
+        ledger.check(by_patients)
+
+
 def test_a_job_is_checked_against_what_is_left(tmp_path: Path) -> None:
     ledger = ledger_in(tmp_path, budget=8.0)
     assert ledger.summary()["left"] == pytest.approx(8, rel=1e-3)

@@ -23,7 +23,7 @@ from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Task
 from cfl_flare.methods import IFCA, CLoVE, Ditto, FedAvg, FedSoft, Local, Method
 from cfl_flare.methods.penalties import Proximal
-from cfl_flare.training.dp_learner import DPLearner
+from cfl_flare.training.dp_learner import DPLearner, at_most, pieces
 from cfl_flare.training.privacy import (
     ORDERS,
     TEST,
@@ -39,7 +39,9 @@ from cfl_flare.training.privacy import (
     epsilon_of,
     rdp_of,
 )
+from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.tasks import Binary
 
 torch.set_num_threads(1)
 
@@ -86,7 +88,11 @@ class Books(NoBooks):
 
 
 def site_of(
-    method: Method | None = None, books: Books | None = None, tested: bool = True, **changes: Any
+    method: Method | None = None,
+    books: Books | None = None,
+    tested: bool = True,
+    patients: Sequence[int] | None = None,
+    **changes: Any,
 ) -> tuple[Site, ParticipantData]:
     dp = {"epsilon": 3.0, "max_grad_norm": 1.0, "rounds": 2, "measured": 1, **changes.pop("dp", {})}
     training = {"lr": 0.1, "momentum": 0.0, "batch_size": 2, "local_steps": 1, "task": "binary", "dp": dp, **changes}
@@ -94,6 +100,9 @@ def site_of(
     test = TESTED if tested else (X[:0], Y[:0])
     site = Site(method or FedAvg(), Line, TrainSettings(**training), seed=0, books=books)
     data = ParticipantData("p", Samples(X, Y), Samples(*test))
+    if patients is not None:  # of the training samples, and then of the test samples
+        train, tests = np.split(np.array(patients), [len(X)])
+        data = replace(data, train=replace(data.train, patient=train), test=replace(data.test, patient=tests))
     site.add([data])
     return site, data
 
@@ -134,6 +143,79 @@ def test_noise_has_the_planned_deviation():
     learner = learner_of(site, Still([0.9] * 4, normal=1.0))  # nobody takes part
     sigma = learner._plan.training.noise_multiplier
     assert learner.train(line(site, 0.0)).vector == pytest.approx([-0.1 * sigma / 2])
+
+
+# Sample 1 is of a patient of its own, the other three are of one; so are the first two test samples.
+PATIENTS = (7, 3, 7, 7, 12, 12, 5)
+
+
+def test_a_patients_mean_gradient_is_clipped():
+    """At w = 0 the samples' gradients are 0.5, -1, -0.25 and -4; the mean of patient 7 is -1.25, scaled to -1."""
+    site, _ = site_of(patients=PATIENTS, batch_size=3, books=Books({TRAIN: 4, TEST: 2}))
+    assert learner_of(site, Still([0.1, 0.1])).train(line(site, 0.0)).vector == pytest.approx([-0.1 * (-1 - 1) / 3])
+    alone = learner_of(site, Still([0.9, 0.1]))  # numbers are drawn for the patients in order: 3, then 7
+    assert alone.train(line(site, 0.0)).vector == pytest.approx([-0.1 * -1 / 3])
+    wide, _ = site_of(patients=PATIENTS, batch_size=3, books=Books({TRAIN: 4, TEST: 2}), dp={"max_grad_norm": 9.0})
+    trained = learner_of(wide, Still([0.1, 0.1])).train(line(wide, 0.0))
+    assert trained.vector == pytest.approx([-0.1 * (-1 - 1.25) / 3])
+
+
+def test_a_patient_with_more_samples_than_a_batch_takes_part_with_as_many():
+    site, _ = site_of(patients=PATIENTS, batch_size=2, local_steps=40, books=Books({TRAIN: 4, TEST: 2}))
+    batches = learner_of(site, Still([0.1, 0.1]))._batches(np.random.default_rng(0), 40)
+    drawn = [tuple(batch.tolist()) for batch in batches]
+    assert {len(batch) for batch in drawn} == {3} and {batch[0] for batch in drawn} == {1}
+    assert {frozenset(batch[1:]) for batch in drawn} == {frozenset(two) for two in ((0, 2), (0, 3), (2, 3))}
+
+
+def test_losses_and_measures_count_each_patient_once():
+    """At w = 1: of patient 12 one of two test samples is right, of patient 5 none."""
+    site, _ = site_of(CLoVE(k=1), patients=PATIENTS, books=Books({TRAIN: 4, TEST: 2}))
+    learner, log = learner_of(site, Still()), lambda z: -math.log(sigmoid(z))
+    of_7 = (log(-1.0) + log(0.5) + log(8.0)) / 3
+    assert learner.losses([line(site, 1.0)]) == pytest.approx([(of_7 + log(2.0)) / 4], rel=1e-5)
+    measured = learner.measured(learner.tested(line(site, 1.0)))
+    loss = ((log(1.0) + log(-1.0)) / 2 + log(-3.0)) / 2
+    assert measured == pytest.approx({"accuracy": (1 / 2 + 0) / 2, "loss": loss}, rel=1e-5)
+
+
+def test_patients_are_counted_and_not_samples():
+    """The seed gives both sites the same noise."""
+    sites = [site_of(books=Books(), dp={"epsilon": 1000.0}, **of)[0] for of in ({}, {"patients": PATIENTS})]
+    assert sites[0].samples("p") - sites[1].samples("p") == len(X) - 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 8), st.integers(1, 8))
+def test_pieces_of_a_batch_hold_whole_patients(patients, most, size):
+    numbers = np.array(patients, np.int64)
+    rows = at_most(most, np.random.default_rng(0).permutation(len(numbers)), numbers)
+    assert np.array_equal(np.unique(numbers[rows]), np.unique(numbers)) and len({*rows}) == len(rows)
+    assert all((numbers[rows] == n).sum() == min(most, (numbers == n).sum()) for n in {*patients})
+    batch = Split(torch.zeros(len(rows), 1), torch.zeros(len(rows)), numbers[rows])
+    parts = [piece.numpy() for piece in pieces(batch, size)]
+    assert np.array_equal(np.concatenate([[], *parts]), np.arange(len(rows)))
+    of_parts = [set(numbers[rows][part]) for part in parts]
+    assert all(not a & b for i, a in enumerate(of_parts) for b in of_parts[:i])
+    assert all(len(part) <= size or len(of) == 1 for part, of in zip(parts, of_parts))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.floats(-50, 50, width=32), st.booleans()), min_size=1, max_size=12),
+    st.lists(st.tuples(st.floats(-50, 50, width=32), st.booleans()), min_size=1, max_size=12),
+)
+def test_a_patient_more_moves_a_step_by_the_clipping_norm_at_most(others, samples):
+    """However many samples the patient has: neighbouring data differ in all of them."""
+    rows = [*others, *((9, x, y) for x, y in samples)]
+    steps = []
+    for chosen in (others, rows):
+        x, y = np.array([[x] for _, x, _ in chosen], np.float32), np.array([int(y) for *_, y in chosen])
+        split = Split.of(x, y, task=Binary(), patient=np.array([n for n, *_ in chosen]))
+        site, _ = site_of(batch_size=4, books=Books({TRAIN: 8, TEST: 2}))
+        site._splits["p"] = split, site._splits["p"][1]
+        steps.append(learner_of(site, Still([0.1] * split.patients)).train(line(site, 0.3)).vector[0])
+    assert abs(steps[1] - steps[0]) <= 0.1 * 1.0 / 4 * (1 + 1e-5)
 
 
 def test_a_proximal_term_is_added_to_the_noisy_gradient():

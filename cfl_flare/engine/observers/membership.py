@@ -58,7 +58,7 @@ class Membership(Observer):
     def answer(question: Any, probe: Probe) -> dict[str, Any] | None:
         """The counts of each attack on each model, and whether the site objects; None from a small test split."""
         learner, count = probe.learner, min(int(question["shadow_models"]), probe.settings.membership)
-        if not probe.sends_counts or learner.samples < FEWEST_MEMBERS or not count:
+        if not probe.sends_counts or learner.patients < FEWEST_MEMBERS or not count:
             return None
         models = {
             name: Served(tuple(probe.models[slot] for slot in slots), vote, tuple(parts))
@@ -93,9 +93,9 @@ class Membership(Observer):
             if not four or not all(is_count(number, 0, MAX_SAMPLES) for number in numbers):
                 raise PayloadError("metric", f"{asked.name}: {shown(numbers)} should be four whole numbers of {attack}")
             counts[attack] = of = Counts(*numbers)
-            fits = of.true_positives <= of.members == asked.participant.samples
+            fits = of.true_positives <= of.members and 0 < of.members <= asked.participant.samples
             if not fits or not of.non_members or of.false_positives > of.non_members // PER_FALSE_POSITIVE:
-                limits = f"of its {asked.participant.samples} members, and of others at most 1 %"
+                limits = f"of at most {asked.participant.samples} members, and of others at most 1 %"
                 raise PayloadError("metric", f"{asked.name}: {shown(numbers)} of {attack} should be {limits}")
         return counts
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping
 from math import inf
@@ -29,6 +30,7 @@ from cfl_flare.core.files import make_folder, writing
 from cfl_flare.core.private import bounded
 from cfl_flare.core.text import shown
 from cfl_flare.data import SiteData
+from cfl_flare.data.sources import PATIENT
 from cfl_flare.flare.client_api.cfl_launcher import FAILED, as_tensors
 from cfl_flare.flare.compat import config_of, simulated, study_of
 from cfl_flare.flare.executor import ClusteredExecutor
@@ -201,7 +203,8 @@ class LedgerFilter(Filter):
         ledger = ledger_for(data_of(fl_ctx), fl_ctx)
         ledger.open()
         entries = [Spend(**spend) for spend in spends]
-        ledger.enter(LedgerJob(job, job, "", inf, DELTA), site, entries, round=0)
+        patients = os.environ.get(PATIENT, "")  # a script is told, as it is told where the data lies
+        ledger.enter(LedgerJob(job, job, "", inf, DELTA, patients), site, entries, round=0)
         return dxo.update_shareable(shareable)
 
 
