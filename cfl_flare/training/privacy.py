@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Differential privacy of a participant's samples: the budget, how a run divides it, and what each mechanism spends.
+"""Differential privacy of a participant's patients: the budget, how a run divides it, and what each mechanism spends.
 
-Neighbouring data differ in one sample, which is there or is not. Each mechanism is stated as a Gaussian one on a
-Poisson sample, the whole split at rate 1. Their Rényi divergences add up (Mironov 2017, Prop. 1), and epsilon follows
-from the sum (Balle et al. 2020, Thm. 21).
+Neighbouring data differ in one patient, who is there with all samples or is not. Where the data does not say whose
+samples they are, each is of a patient of its own. In this module a sample is a patient's. Each mechanism is stated as a
+Gaussian one on a Poisson sample, the whole split at rate 1. Their Rényi divergences add up (Mironov 2017, Prop. 1), and
+epsilon follows from the sum (Balle et al. 2020, Thm. 21).
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class TrainSettings:
 
     dp: str | Mapping[str, Any] | None = setting(
         None,
-        help="differential privacy of each sample: epsilon=3,delta=1e-5, and on request max_grad_norm, "
+        help="differential privacy of each patient: epsilon=3,delta=1e-5, and on request max_grad_norm, "
         "noise_multiplier, max_loss",
     )
 

@@ -249,7 +249,7 @@ class _Closing:
 
 
 def hospitals(source: Path, folder: Path, count: int = 3, train: int = 240, test: int = 80) -> dict[str, Path]:
-    """Each hospital's file, cut from one set; the last names the classes by another scheme."""
+    """Each hospital's file, cut from one set, two images a patient; the last names the classes by another scheme."""
     folder.mkdir(parents=True)
     files = {}
     with np.load(source) as arrays:
@@ -259,6 +259,7 @@ def hospitals(source: Path, folder: Path, count: int = 3, train: int = 240, test
                 images = arrays[f"{split}_images"][i * size : (i + 1) * size, ::2, ::2]
                 labels = arrays[f"{split}_labels"][i * size : (i + 1) * size]
                 cut |= {f"{split}_images": images, f"{split}_labels": (labels + 3 * (i == count - 1)) % 8}
+                cut[f"{split}_pid"] = np.array([f"{split} {number // 2}" for number in range(size)])
             files[f"hospital-{i + 1}"] = folder / f"ward {i + 1}.npz"
             np.savez(files[f"hospital-{i + 1}"], **cut)
     return files
@@ -267,6 +268,7 @@ def hospitals(source: Path, folder: Path, count: int = 3, train: int = 240, test
 def deployed(folder: Path, data: dict[str, Path]) -> Iterator[Deployment]:
     """A running deployment, for a fixture."""
     deployment = Deployment(folder, data)
+    deployment.settings[deployment.sites[0]] = {"CFL_PATIENT": "pid"}
     try:
         deployment.start_all()
         yield deployment

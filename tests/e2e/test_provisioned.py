@@ -132,12 +132,15 @@ def test_a_hospital_s_ledger_pays_for_one_job_and_not_for_a_second(trial, capsys
     assert main(["site", "prepare", str(kit), "--no-keep-logs", "--epsilon-budget", "3"]) == 0
     try:
         ended, results = trial.run(exported(trial, "private", "fedavg", num_rounds=2, training=private))
-        assert ended == "FINISHED:COMPLETED" and not load_run(results / "cfl").summary["sites_left_out"]
+        summary = load_run(results / "cfl").summary
+        assert ended == "FINISHED:COMPLETED" and not summary["sites_left_out"]
+        samples = {participant["name"]: participant["samples"] for participant in summary["participants"]}
+        assert samples["hospital-1"] < 200 < samples["hospital-2"]  # of 240 images, and of 120 patients
         monkeypatch.setenv("CFL_STATE_ROOT", str(trial.state_root("hospital-1")))
         capsys.readouterr()
         assert main(["site", "ledger", "--json", "--kit", str(kit)]) == 0
         spent = json.loads(capsys.readouterr().out)
-        assert spent["data"] == str(trial.data["hospital-1"].resolve())
+        assert spent["data"] == str(trial.data["hospital-1"].resolve()) and spent["patients"] == ["pid"]
         assert [job["run"] for job in spent["jobs"].values()] == ["private"]
         assert 2 < spent["epsilon"] <= 2.5 and spent["left"] < 2.5
         again = exported(trial, "again", "fedavg", num_rounds=1, min_clients=2, seed=7, training=private)
