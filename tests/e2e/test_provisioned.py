@@ -28,6 +28,7 @@ from cfl_flare.results.lineage import LINEAGE, covered
 from cfl_flare.results.lineage_check import check_lineage
 from cfl_flare.results.run_dir import Run, load_run
 from cfl_flare.results.served import load_model
+from cfl_flare.training.privacy import Spend, epsilon_of, rdp_of
 from tests.e2e.deployment import ADMIN, COARSE, SERVER, TRUSTING, Deployment, until
 
 pytestmark = pytest.mark.slow
@@ -293,6 +294,37 @@ def test_a_training_script_runs_at_hospitals(trial, monkeypatch):
     assert run.rounds[-2]["served_accuracy"] > run.rounds[0]["served_accuracy"]
     assert "served_accuracy" not in run.rounds[-1]  # for which it would train once more
     assert not any(r["failed"] for r in run.rounds)
+
+
+def test_a_training_script_spends_from_the_ledger(trial, capsys, monkeypatch):
+    """Of a script that says what it spends, results leave; of one that does not, none."""
+    kit = trial.kits / "hospital-2"
+    limits, policy = kit / "local" / "cfl.json", kit / "local" / "privacy.json"
+    before = limits.read_bytes()
+    assert main(["site", "prepare", str(kit), "--no-keep-logs", "--epsilon-budget", "900"]) == 0
+    monkeypatch.chdir(trial.folder)
+    spend = 'steps["privacy"] = [{"noise_multiplier": 2.0, "sample_rate": 1.0, "steps": 3}]'
+    runs, saying = {}, SCRIPT.replace("    flare.send(", f"    {spend}\n    flare.send(")
+    try:
+        for name, script in (("says", saying), ("silent", SCRIPT)):
+            (trial.folder / f"{name}.py").write_text(script)
+            settings = {"num_rounds": 2, "min_clients": 2, "task_timeout": 240, "seed": 31 + len(runs), **TRUSTING}
+            model = Logistic((3, 14, 14), 8)
+            recipe = ClusteredRecipe(name=name, method="fedavg", model=model, train_script=f"{name}.py", **settings)
+            recipe.export(str(trial.folder / "jobs"))
+            ended, results = trial.run(trial.folder / "jobs" / name)
+            assert ended == "FINISHED:COMPLETED"
+            runs[name] = [sorted(r["failed"]) for r in load_run(results / "cfl").rounds]
+        monkeypatch.setenv("CFL_STATE_ROOT", str(trial.state_root("hospital-2")))
+        capsys.readouterr()
+        assert main(["site", "ledger", "--json", "--kit", str(kit)]) == 0
+        jobs = json.loads(capsys.readouterr().out)["jobs"].values()
+    finally:
+        limits.write_bytes(before)
+        policy.unlink()
+    assert runs["says"][0] == [] and runs["silent"][0] == ["hospital-2"]
+    *_, spent = (job["epsilon"] for job in jobs if job["participants"] == ["hospital-2"])
+    assert spent == pytest.approx(epsilon_of(rdp_of([Spend("script", "train", 2.0, 1.0, 3)] * 2), 1e-5))
 
 
 def after_rounds(trial: Deployment, name: str, more: int = 3) -> None:

@@ -246,7 +246,7 @@ def less_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
     right = SampleGradients.add
-    monkeypatch.setattr(SampleGradients, "add", lambda self, loss, norm, total: right(self, loss, 1e9, total))
+    monkeypatch.setattr(SampleGradients, "add", lambda self, loss, norm, *rest: right(self, loss, 1e9, *rest))
 
 
 def no_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
