@@ -43,11 +43,11 @@ from cfl_flare.flare.kit import (
     privacy_change,
     undone,
 )
-from cfl_flare.flare.policy import POLICY, Policy
+from cfl_flare.flare.policy import Policy
 from cfl_flare.methods import FedAvg
 from cfl_flare.results import schema
 from cfl_flare.results.job_record import JobRecord
-from cfl_flare.results.ledger import COUNTERS, FOLDER, Ledger
+from cfl_flare.results.ledger import COUNTERS, FOLDER
 from cfl_flare.results.model_file import model_of, read_model
 from cfl_flare.training.ensemble import Ensemble, Served
 from cfl_flare.training.membership import attacks
@@ -214,8 +214,8 @@ def show_ledger(arguments: argparse.Namespace) -> None:
     kit = check.kit_of(arguments.kit)
     require(kit is not None, "site: the ledger's counters are in the site's startup kit; name it by --kit")
     assert kit is not None
-    limits, root = Policy.read(kit / "local" / POLICY), check.default_state_root(kit)
-    ledgers = Ledger.all_of(root, check.name_of(kit), kit / COUNTERS, limits.epsilon_budget, limits.delta_budget)
+    root = check.default_state_root(kit)
+    ledgers = check.ledgers(kit, root)
     if arguments.data is not None:
         place = str(Path(arguments.data).resolve()) if arguments.data else ""
         ledgers = [ledger for ledger in ledgers if ledger.data == place]
@@ -272,6 +272,8 @@ def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
         yield from check.server_disks(kit, arguments.model, root)
     else:
         yield from check.data(own_source(arguments.data), arguments.model, config, arguments.device, root)
+        if kit is not None:
+            yield from check.privacy(kit, root)
     yield from check.state(root, kit)
     yield check.memory()
 

@@ -15,6 +15,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+import numpy as np
 import psutil
 from cryptography.x509 import load_pem_x509_certificate
 from cryptography.x509.oid import NameOID
@@ -35,6 +36,7 @@ from cfl_flare.flare.allowed import AUTHORIZATION, CLASSES, CODE, READS, permitt
 from cfl_flare.flare.kit import job_store, loses_state, preparation
 from cfl_flare.flare.policy import POLICY, Policy
 from cfl_flare.methods import FedAvg
+from cfl_flare.results.ledger import COUNTERS, Ledger
 from cfl_flare.results.model_file import layout_of
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import task_for
@@ -121,6 +123,27 @@ def policy(local: Path) -> Finding:
     return Finding("policy", f"{allowed}, max_participants {limits.max_participants:,}", way_out)
 
 
+def ledgers(kit: Path, root: Path) -> list[Ledger]:
+    """A site's ledgers of privacy, of each data set one."""
+    limits = Policy.read(kit / "local" / POLICY)
+    return Ledger.all_of(root, name_of(kit), kit / COUNTERS, limits.epsilon_budget, limits.delta_budget)
+
+
+def privacy(kit: Path, root: Path) -> Iterator[Finding]:
+    """What is left of the operator's budget for each data set; nothing where none is set and none was spent."""
+    try:
+        budget, spent = Policy.read(kit / "local" / POLICY).epsilon_budget, [of.summary() for of in ledgers(kit, root)]
+    except CFLError as error:
+        yield _failed("privacy", error)
+        return
+    if budget is not None and not spent:
+        yield Finding("privacy", f"epsilon_budget {budget:g}, nothing spent")
+    for of in spent:
+        left = "no budget is set" if budget is None else f"{of['left']:.3g} of {budget:g} left for a job"
+        way_out = "" if of["left"] is None or of["left"] > 0 else "no job with dp goes on; see 'cfl-flare site ledger'"
+        yield Finding("privacy", f"{of['data'] or 'unnamed data'}: epsilon {of['epsilon']:.3g} spent, {left}", way_out)
+
+
 def is_site(kit: Path) -> bool:
     """Whether this is a site's kit, and neither a server's nor a simulator's workspace."""
     return (kit / "startup").is_dir() and not is_server(kit)
@@ -154,6 +177,9 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
         return
     summary = DataSummary.of(hosted)
     yield Finding("samples", f"{len(hosted.train)} training, {len(hosted.test)} test, {_shape(summary.shape)}")
+    patients = [len(np.unique(part.patient)) for part in (hosted.train, hosted.test) if part.patient is not None]
+    if patients:
+        yield Finding("patients", "{} training, {} test, by {!r}".format(*patients, source.patient))
     if summary.form == "class":
         yield Finding("classes", f"{summary.counts} (training + test)")
     else:

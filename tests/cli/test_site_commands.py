@@ -27,10 +27,13 @@ from cfl_flare.data.summary import DataSummary
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import FedAvg
 from cfl_flare.models import MLP
+from cfl_flare.results.balance import LedgerJob
+from cfl_flare.results.ledger import JobBooks, Ledger
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.served import save_served
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.membership import attacks
+from cfl_flare.training.privacy import Spend, epsilon_of, rdp_of
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.settings import TrainSettings
 from tests.processes import can_mount, on_small_disk
@@ -119,6 +122,31 @@ def test_a_kit_and_a_full_disk(tmp_path, monkeypatch):
     assert check.disk(tmp_path, 10**18).fatal
     (tmp_path / "file").write_text("")
     assert "is not writable" in check.disk(tmp_path / "file" / "state", 1).result
+
+
+def test_what_a_site_s_patients_have_left_of_their_privacy(tmp_path, capsys, monkeypatch):
+    kit, data = tmp_path / "kit", npz(tmp_path / "ward.npz", [0, 1, 1, 2] * 5)
+    for name in ("startup", "local"):
+        (kit / name).mkdir(parents=True)
+    with np.load(data) as arrays:
+        np.savez(data, **arrays, train_pid=np.arange(20) // 4, test_pid=100 + np.arange(20) // 5)
+    for name, value in (("CFL_DATA", str(data)), ("CFL_STATE_ROOT", str(tmp_path)), ("CFL_PATIENT", "pid")):
+        monkeypatch.setenv(name, value)
+    assert main(["site", "prepare", str(kit), "--epsilon-budget", "8"]) == 0
+    status, said = checked(capsys, "--kit", str(kit))
+    assert status == 0 and "5 training, 4 test, by 'pid'" in said and "epsilon_budget 8, nothing spent" in said
+    ledger = Ledger(tmp_path, str(data), check.name_of(kit), kit / "cfl_ledger", 8.0, 1e-5, "pid")
+    ledger.open()
+    spends = [Spend("training", "train", 0.8)]
+    JobBooks(ledger, LedgerJob("a", "ward", "", 8.0, 1e-5, "pid")).spend("p", 0, spends)
+    status, said = checked(capsys, "--kit", str(kit))
+    left = ledger.summary()["left"]
+    assert (
+        status == 0 and f"epsilon {epsilon_of(rdp_of(spends), 1e-5):.3g} spent, {left:.3g} of 8 left for a job" in said
+    )
+    ledger.file.write_bytes(ledger.file.read_bytes()[:-9])
+    status, said = checked(capsys, "--kit", str(kit))
+    assert status != 0 and "fails" in said and "it is no current copy" in said
 
 
 def test_a_container_that_forgets_and_a_kit_that_deploy_prepare_has_reset(tmp_path, monkeypatch, capsys):
