@@ -198,6 +198,8 @@ class Predictor:
                 steps.append(torch.relu if shared else torch.relu_)
             elif not isinstance(layer, nn.BatchNorm2d):
                 steps.append(layer)
+        if shared:  # the backbone of a linear model: its samples are every model's features
+            steps.append(lambda h: h.expand(len(self._models), *h.shape))
         return steps
 
     def _stack(self, name: str) -> Tensor:

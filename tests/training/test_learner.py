@@ -73,6 +73,13 @@ def make_cnn() -> nn.Module:
 POINTS = split([[1.0], [2.0], [-0.5]], [0, 1, 0])
 
 
+def test_features_of_a_linear_model_are_its_samples_whatever_their_number() -> None:
+    data = rows(300)  # more than one batch of predictions
+    worker = Learner(Runtime(lambda: Logistic((3,), 2), TrainSettings(), 0), "p", data, data, {})
+    for index in (0, 1):
+        np.testing.assert_array_equal(worker.features(worker.initial(index)), data.x.numpy())
+
+
 def scalar_learner(memory: dict[str, Params], round_number: int = 0, **settings: Any) -> Learner:
     work = Runtime(Scalar, TrainSettings(**settings), seed=0)
     return Learner(work, "p", POINTS, POINTS, memory, round_number)
