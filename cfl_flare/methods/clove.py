@@ -131,6 +131,9 @@ class CLoVE(Method):
         return replace(after, bank={**bank, **seen}, arrays=sent)
 
     def join(self, state: ServerState, update: Update) -> ServerState:
+        """By its losses of the models that were compared last, even if the run ended before a round of losses."""
+        if self.measures(state):
+            return replace(state, round=state.round + 1, extras={**state.extras, "trains": True})
         rows = {update.participant: np.asarray(update.arrays[LOSSES])} if update.arrays else {}
         return replace(super().join(state, update), arrays={**state.arrays, **rows})
 

@@ -102,6 +102,18 @@ def test_who_is_late_sends_losses_of_the_models_that_were_compared():
     assert both == {"a": 1, "z": 0}
 
 
+def test_a_newcomer_is_placed_although_the_run_ended_before_a_round_of_losses():
+    state = step(METHOD, METHOD.start(initial), losses())
+    state = step(METHOD, state, trained(state, {"a": 9, "b": 5, "c": -4}))
+    assert METHOD.measures(state) and METHOD.distribute(state, "z").slots == ("cluster-0", "cluster-1")
+    waiting = METHOD.join(state, losses({"z": (0.0, 99.0)})[0])  # of models that nobody else was measured with
+    assert (waiting.assignment, waiting.round) == (state.assignment, state.round + 1)
+    assert METHOD.distribute(waiting, "z").slots == ("measured-0-0", "measured-0-1")
+    joined = METHOD.join(waiting, losses({"z": (2.6, 2.4)})[0])  # nearest to (2.9, 1.1)
+    assert joined.assignment == {**state.assignment, "z": 1} and joined.bank is state.bank
+    assert METHOD.distribute(joined, "z") == Download(("cluster-1",))
+
+
 def test_the_site_sends_a_mean_loss_for_each_model_in_their_order_and_trains_nothing():
     """On label 0: log 2 with (0, 0), and log(1 + exp(-2)) with (1, -1)."""
     sent = Download(("cluster-1",), (coin(1, -1),), {"loss": True})
