@@ -37,6 +37,10 @@ class Grouped(Partition):
         return blocks(participants, self.groups)
 
 
+def _are_degrees(angles: Any) -> bool:
+    return isinstance(angles, (list, tuple)) and all(type(a) in (int, float) and -360 <= a <= 360 for a in angles)
+
+
 def _are_sizes(sizes: Any) -> bool:
     is_whole = isinstance(sizes, (list, tuple)) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
     return is_whole and len(sizes) > 0 and min(sizes) >= 1
@@ -234,7 +238,8 @@ class Scanner(Shift):
     """Groups of sites with different devices, which image the same classes differently (feature shift).
 
     Labels are IID. Each group rotates, regrades, inverts and blurs its images by its own amounts; the first group's
-    images stay as they are. Masks are rotated with their images. The group is the true group.
+    images stay as they are. Masks are rotated with their images. The group is the true group. Rotated sets of the
+    literature have ``angles`` and nothing else: ``scanner:groups=4,angles=[90,180,270],contrast=False,...``.
     """
 
     name: ClassVar[str] = "scanner"
@@ -245,9 +250,18 @@ class Scanner(Shift):
         True, help="exchange black and white in every second group; alone it makes at most two groups"
     )
     blur: bool = setting(True, help="smooth by a Gaussian of 0.5 to 1 pixel")
+    angles: Sequence[float] | None = setting(
+        None,
+        help="degrees by which each group after the first turns its images, in place of drawn ones",
+        bounds=Bounds("degrees such as [90, 180, 270]", _are_degrees),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.angles is not None:
+            one_each = f"angles = {list(self.angles)} should be {self.groups - 1} for groups = {self.groups}"
+            self.require(len(self.angles) == self.groups - 1, f"{one_each}: the first group's images are not turned")
+            self.require(self.rotation, "angles belong to rotation = True; leave one of the two out")
         many = self.rotation or self.contrast or self.blur
         self.require(many or self.inversion, "rotation, contrast, inversion and blur are all off; leave one on")
         alone = f"groups = {self.groups} cannot differ by inversion alone; turn another shift on"
@@ -268,10 +282,12 @@ class Scanner(Shift):
         # All amounts are drawn first, so that no switch changes another's; none is close to zero.
         angle, gamma = rng.choice((-1, 1), 2) * rng.uniform((4, 0.5), (10, 1))
         contrast, sigma = rng.uniform(0.6, 0.9), rng.uniform(0.5, 1)
-        y = samples.y
+        y, quarters = samples.y, group
+        if self.angles is not None:
+            quarters, angle = int(self.angles[group - 1] // 90), self.angles[group - 1] % 90
         if self.rotation:
-            bright = _rotated(bright, group, angle, order=1)
-            y = _rotated(y, group, angle, order=0) if form_of(y, "partition scanner") == "mask" else y
+            bright = _rotated(bright, quarters, angle, order=1)
+            y = _rotated(y, quarters, angle, order=0) if form_of(y, "partition scanner") == "mask" else y
         taken = self._regraded(bright, group, gamma, contrast, sigma)
         x = np.round(taken * 255).astype(np.uint8) if x.dtype == np.uint8 else taken
         return replace(samples, x=x, y=y, group=None)
@@ -289,12 +305,12 @@ class Scanner(Shift):
         return np.clip(x, 0, 1).astype(np.float32)
 
 
-def _rotated(x: np.ndarray, group: int, angle: float, order: int) -> np.ndarray:
-    """Square images or masks ``(..., h, w)``, turned by a quarter for each group and by an angle in degrees.
+def _rotated(x: np.ndarray, quarters: int, angle: float, order: int) -> np.ndarray:
+    """Square images or masks ``(..., h, w)``, turned by a number of quarters and by an angle in degrees.
 
     ``order`` is that of the splines between pixels; 0 takes the nearest one, as masks need.
     """
     from scipy import ndimage
 
-    x = np.rot90(x, group % 4, axes=(-2, -1))
-    return ndimage.rotate(x, angle, axes=(-1, -2), reshape=False, order=order, mode="nearest")
+    x = np.rot90(x, quarters % 4, axes=(-2, -1))
+    return x if angle == 0 else ndimage.rotate(x, angle, axes=(-1, -2), reshape=False, order=order, mode="nearest")

@@ -366,7 +366,24 @@ def test_one_shift_at_a_time():
     assert blurred.sum() == pytest.approx(samples.x.sum(), rel=0.05) and not np.allclose(blurred, samples.x)
 
 
+def test_scanner_turns_by_given_angles_and_leaves_the_first_group():
+    samples = images(dtype=np.uint8)
+    rule = Scanner(4, contrast=False, inversion=False, blur=False, angles=[90, 195.0, -90])
+    turned = [rule.alter(samples, g, 3, seed=0).x for g in range(4)]
+    for group, quarters in ((0, 0), (1, 1), (3, 3)):
+        assert np.array_equal(turned[group], np.rot90(samples.x, quarters, axes=(2, 3)))
+    # Quarters and the rest turn the same way round, so that 89.99 degrees are nearly 90.
+    nearly = Scanner(2, contrast=False, inversion=False, blur=False, angles=[89.99]).alter(samples, 1, 3, 0).x
+    assert np.abs(nearly.astype(int) - turned[1]).max() <= 1 < np.abs(turned[2].astype(int) - turned[1]).max()
+
+
 def test_scanner_refusals():
+    with pytest.raises(ConfigError, match=r"angles = \[90\] should be 2 for groups = 3"):
+        Scanner(3, angles=[90])
+    with pytest.raises(ConfigError, match="angles belong to rotation = True"):
+        Scanner(2, angles=[90], rotation=False)
+    with pytest.raises(ConfigError, match=r"angles = \['90'\] should be degrees such as"):
+        Scanner(2, angles=["90"])
     flat = Samples(np.zeros((3, 4), np.float32), np.arange(3))
     with pytest.raises(DataError, match=r"samples have shape \(4,\); it needs images \(channels, h, w\)"):
         Scanner().alter(flat, 0, 3, 0)
