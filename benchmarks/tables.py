@@ -38,9 +38,7 @@ from common import AFTER, FACTS, add_cells, commit, load_cell, read_cells, write
 from plans import PLANS, Plan
 from plans.hospitals import save_scores
 from plans.plan import Remembered
-from report import finished, write_report
 
-from cfl_flare.cli.simulate import output_to, reason_in
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.config import parse_spec, require
 from cfl_flare.core.errors import CFLError, RunFailedError
@@ -51,7 +49,6 @@ from cfl_flare.engine.loop import model_factory, run_loop
 from cfl_flare.engine.plan import JobSettings, RunPlan
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import check_private
-from cfl_flare.flare import ClusteredRecipe, simulator
 from cfl_flare.methods import Method
 from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, SUMMARY, cut_lines, read_lines
 from cfl_flare.results.store import Store
@@ -78,6 +75,9 @@ def run_through_flare(
         ConfigError: participants are altered in a way that a job cannot say.
         RunFailedError: FLARE ended the job before its time.
     """
+    from cfl_flare.cli.simulate import output_to, reason_in
+    from cfl_flare.flare import ClusteredRecipe, simulator  # a cell in this process runs where FLARE is not installed
+
     data, scheduled = plan.data(partition, seed), plan.scheduled(seed)
     refusal = (
         f"plan {plan.name}: partition {partition!r} with these settings is the benchmark's own; it cannot be --flare"
@@ -284,11 +284,15 @@ def run(given: argparse.Namespace) -> None:
 
 def report(given: argparse.Namespace) -> None:
     """``report``."""
+    from report import write_report
+
     write_report(given.cells, given.out)
 
 
 def keep(given: argparse.Namespace) -> None:
     """``keep``."""
+    from report import finished
+
     add_cells(given.to, finished(given.cells))
 
 

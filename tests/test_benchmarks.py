@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -22,11 +23,12 @@ import paper_figures
 import pytest
 import tables
 import torch
+import torch.nn.functional as F
 import traffic
-from common import Cell
+from common import Cell, read_cells
 from features import embedding
 from PIL import Image
-from plans import PLANS, hospitals
+from plans import PLANS, hospitals, later
 from plans.plan import model, own_training
 from sources import FLambyHeart, JpegNpz, Years
 
@@ -35,9 +37,10 @@ from cfl_flare.core.config import build, describe
 from cfl_flare.core.errors import DataError
 from cfl_flare.data import DataSource, Digits
 from cfl_flare.data.sources import checked
+from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.methods import IFCA, FeSEM, WeCFL
 from cfl_flare.methods.cuau import AU
-from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.run_dir import ASSIGNMENTS, load_run
 from cfl_flare.results.served import load_model
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime, Split
@@ -232,6 +235,101 @@ def test_random_parts_have_the_sizes_of_those_by_date_and_all_their_patients() -
     assert by_date[0].y.tolist() != at_random[0].y.tolist()
     swapped = Years(swapped=True).load()
     assert np.array_equal(swapped[0].y, by_date[1].y) and np.array_equal(swapped[1].y, by_date[0].y)
+
+
+# ---- Later methods ----
+
+
+def test_the_first_images_are_those_of_a_file_that_has_no_others(tmp_path: Path) -> None:
+    images, labels = np.arange(10 * 4, dtype=np.uint8).reshape(10, 2, 2), np.arange(10)
+    arrays = {"train_images": images, "train_labels": labels, "test_images": images[::-1], "test_labels": labels[::-1]}
+    loaded = []
+    for name, count in (("all.npz", 10), ("cut.npz", 4)):
+        np.savez(tmp_path / name, **{key: array[:count] for key, array in arrays.items()})
+        loaded.append(later.FirstImages(str(tmp_path / name), train=4, test=3).load())
+    for full, cut in zip(*loaded):
+        assert np.array_equal(full.x, cut.x) and np.array_equal(full.y, cut.y)
+    assert loaded[0][0].y.tolist() == [0, 1, 2, 3] and loaded[0][1].y.tolist() == [9, 8, 7]
+    with pytest.raises(DataError, match="has 10 and 10 images, fewer than train = 11 and test = 3"):
+        later.FirstImages(str(tmp_path / "all.npz"), train=11, test=3).load()
+
+
+def test_cloves_network_has_as_many_numbers_as_the_paper_says() -> None:
+    assert sum(p.numel() for p in later.LeNet([1, 28, 28], 10).parameters()) == 5142
+
+
+def test_agreement_is_of_those_who_have_a_cluster_first_and_last(tmp_path: Path) -> None:
+    rounds(tmp_path, count=1)  # a and b are of one group, c and d of another
+    assert later.agreement(tmp_path).keys() == {"first_ari", "last_ari"}
+    clusters = ([None] * 4, [0, None, 1, 1], [0, 0, 0, 1])
+    lines = [
+        json.dumps({"round": number, "participant": name, "cluster": cluster})
+        for number, of_all in enumerate(clusters)
+        for name, cluster in zip("abcd", of_all)
+    ]
+    (tmp_path / ASSIGNMENTS).write_text("\n".join(lines) + "\n")
+    # Last: of 6 pairs 1 is together in both, 2 in the groups and 3 in the clusters, and 2 * 3 / 6 are so by chance.
+    assert later.agreement(tmp_path) == {"first_ari": 1.0, "last_ari": 0.0}
+    assert later.agreement(tmp_path, merged=2) == {"first_ari": 0.0, "last_ari": 0.0}
+    (tmp_path / ASSIGNMENTS).write_text(lines[0] + "\n")
+    assert later.agreement(tmp_path) == {}
+
+
+TURNED = replace(
+    later.ROTATIONS, source=Digits(), model=model("mlp", (1, 8, 8), 10), participants=16, unseen=4, evaluate_every=6
+)
+
+
+@pytest.mark.parametrize("row", ["clove:k=3,stable=None", "flux:warmup=2,fewest=2", "fedavg"])
+def test_newcomers_are_placed_by_the_rule_and_by_their_losses(
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "commit", lambda: "abc")
+    plan = replace(TURNED, rounds=6)
+    tables.run_cell(tmp_path, plan, row, "four", 0, {})
+    measured = json.loads((tmp_path / "after.json").read_text())
+    people = onboard_unseen(tmp_path, plan.source)["participants"]
+    assert len(people) == 4
+    assert measured["unseen"] == pytest.approx(np.mean([person["served_accuracy"] for person in people]))
+    names = sorted(path.stem for path in (tmp_path / "clusters").glob("cluster-*"))
+    assert ("unseen_by_loss" in measured) == bool(names) == (row != "fedavg")
+    if names:
+        accuracies = []
+        for person in plan.data("four", 0).newcomers(plan.source):
+            (x, y), (test_x, test_y) = (map(torch.from_numpy, (s.x, s.y)) for s in (person.train, person.test))
+            models = [load_model(tmp_path, name) for name in names]
+            with torch.no_grad():
+                losses = [float(F.cross_entropy(m(x), y)) for m in models]
+                guess = models[int(np.argmin(losses))](test_x).argmax(1)
+            accuracies.append(float((guess == test_y).float().mean()))
+        assert measured["unseen_by_loss"] == pytest.approx(np.mean(accuracies))
+    served = [person["served_accuracy"] for person in load_run(tmp_path).summary["participants"]]
+    assert measured["tenth_accuracy"] == pytest.approx(np.sort(served)[:2].mean())  # of twelve
+
+
+def test_each_hospital_of_the_stroke_trial_is_in_the_group_of_its_country() -> None:
+    plan, method = PLANS["stroke-groups"], later.Countries()
+    source = plan.source_of(3)
+    people = plan.data("natural", 3).resolved(source).host(source, "local", 0, 1)
+    assert {person.name for person in people} == set(method.groups) and len(people) == 187
+    pairs = {(person.group, method.cluster_of(person.name)) for person in people}
+    assert len(pairs) == len({group for group, _ in pairs}) == len(method.labels) == 31
+
+
+def test_cells_in_one_process_need_neither_flare_nor_the_repository(tmp_path: Path) -> None:
+    script = """
+import sys
+sys.modules["nvflare"] = None
+import common, tables
+common.git = None
+tables.main()
+"""
+    command = ["run", "--plan", "later-digits", "--rows", "fedavg", "--rounds", "1", "--set", "evaluate_every=1"]
+    environment = {**os.environ, "CFL_COMMIT": "abc", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = [sys.executable, "-c", script, *command, "--out", str(tmp_path)]
+    subprocess.run(done, check=True, env=environment, capture_output=True)
+    (cell_of,) = read_cells(tmp_path)
+    assert cell_of.facts["commit"] == "abc" and cell_of.after.keys() == {"tenth_accuracy"}
 
 
 # ---- Figures ----

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from cfl_flare.core.params import Params
 from cfl_flare.methods import IFCA, Download, Local, Update
 from cfl_flare.training.learner import Learner
-from plans import blood, family, hospitals, papers
+from plans import blood, family, hospitals, later, papers
 from plans.plan import Plan
 
 
@@ -79,5 +79,6 @@ PLANS: dict[str, Plan] = {
         *(papers.FEDAC, papers.SHARED_SETS, papers.FEDCUAU, papers.FEDDSMIC, papers.FEDDSMIC_BLOOD),
         *(blood.PLAN, blood.PRIVATE_LAYERS, blood.TEN, blood.PNEUMONIA),
         *(hospitals.STROKE, hospitals.HEART, hospitals.FLAMBY, hospitals.YEARS),
+        *later.LATER,
     )
 }

@@ -78,7 +78,8 @@ def countries() -> dict[str, int]:
     from plans import PLANS  # which has this module's rows
 
     plan = PLANS["stroke"]
-    people = plan.data("natural", 0).host(plan.source_of(0), "local", 0, 1)
+    source = plan.source_of(0)
+    people = plan.data("natural", 0).resolved(source).host(source, "local", 0, 1)
     numbers = sorted({person.group for person in people if person.group is not None})
     return {person.name: numbers.index(person.group) for person in people if person.group is not None}
 
