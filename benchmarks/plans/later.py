@@ -254,6 +254,7 @@ BLOOD = replace(
     after=after,
 )
 FAST = hospitals.FAST
+RATES = (("", ()), (" fast", (FAST,)))
 COUNTRIES = "plans.later.Countries"
 CANDIDATES = (
     *(f"{row}:k={k}" for row in ("ifca", "fesem", "wecfl", "clove", "cfl-gp", "fedsoft") for k in (2, 3)),
@@ -274,7 +275,7 @@ STROKE = replace(
         "countries": (COUNTRIES,),
         "countries-warm": (f"{COUNTRIES}:warmup=10",),
     },
-    sweeps={"search": {text: tuple(text.split(" + ")) for row in CANDIDATES for text in (row, f"{row} + {FAST}")}},
+    sweeps={"search": {f"search {row}{end}": (row, *fast) for row in CANDIDATES for end, fast in RATES}},
     columns=("pooled_auroc", "loss", "accuracy", "tenth_accuracy", "tenth_loss", "first_ari", "last_ari", "ari"),
     after=lambda plan, folder: {**hospitals.after(plan, folder), **agreement(folder)},
 )
