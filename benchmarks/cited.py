@@ -80,15 +80,17 @@ def spread(text: str) -> str:
 
 
 def number(text: str) -> str:
-    """A number of a JSON file, by the names and places that lead to it."""
+    """A number of a JSON file, by the names and places that lead to it; ``.1f*100`` shows a hundred times as much."""
     path, keys, form = text.split()
+    form, _, times = form.partition("*")
     content = kept.measured(path)
     for key in keys.split("."):
         try:
-            content = content[int(key) if isinstance(content, list) else key]
+            spelt = key if isinstance(content, list) or key in content else key.replace("_", " ")
+            content = content[int(key) if isinstance(content, list) else spelt]
         except (KeyError, IndexError, ValueError) as error:
             raise CitationError(f"{text}: there is no {key}") from error
-    return format(content, form)
+    return format(content * float(times) if times else content, form)
 
 
 def published(text: str) -> str:

@@ -53,6 +53,10 @@ def packed() -> dict[str, Any]:
 
 def measured(name: str) -> Any:
     """The content of a file such as ``speed.json``; what follows from kept cells is computed."""
+    if name == "attacks-adaptive/paired.json":
+        import attacks_report  # which needs what trains models
+
+        return attacks_report.paired(packed()["attacks-adaptive/attacks.jsonl"])
     return agreement() if name == "stroke-years/agreement.json" else packed()[name]
 
 

@@ -196,6 +196,73 @@ def count(text: str) -> str:
     return f"{sum(fits(entry, split(so)[1]) for entry in entries)} of {len(entries)}"
 
 
+def _of_entries(text: str) -> tuple[list[float], str]:
+    (path, key, name, form), words = split(text)
+    entries = [e for e in kept.measured(path)[key] if all(str(e[k]) == v for k, v in words.items())]
+    if not entries:
+        raise CitationError(f"{text}: there are no such entries")
+    return [float(entry[name]) for entry in entries], form
+
+
+def mean(text: str) -> str:
+    """``training-script.json runs accuracy .3f kind=own``: over a file's entries."""
+    values, form = _of_entries(text)
+    return format(statistics.fmean(values), form)
+
+
+def deviation(text: str) -> str:
+    """The standard deviation of the same."""
+    values, form = _of_entries(text)
+    return format(statistics.stdev(values), form)
+
+
+def seconds(text: str) -> str:
+    """``options cluster_dirichlet wecfl rounds=5``: CPU seconds a round, over all attempts of a row's cells."""
+    (result, partition, row), words = split(text)
+    cells = group(result, partition, row, [f"{key}={text}" for key, text in words.items()])
+    attempts = [attempt for cell in cells.values() for attempt in cell.facts["attempts"]]
+    return f"{sum(a['cpu_seconds'] for a in attempts) / sum(a['rounds'] for a in attempts):.1f}"
+
+
+# ---- Attacks: accuracy and success in percent, from one line a cell ----
+
+
+def _attacked(method: str, attack: str, attackers: str, defence: str, key: str = "accuracy") -> float:
+    wanted = (method, attack, int(attackers), defence)
+    for line in kept.measured("attacks/attacks.jsonl"):
+        if tuple(line[name] for name in ("method", "attack", "attackers", "defence")) == wanted:
+            return 100 * float(line[key])
+    raise CitationError(f"there is no {method} under {attack} by {attackers} with {defence}")
+
+
+def _spaced(text: str) -> list[str]:
+    return [word.replace("_", " ") for word in text.split()]
+
+
+def attack(text: str) -> str:
+    """``FedAvg backdoor 3 clipping_at_2 success``: of one cell."""
+    return f"{_attacked(*_spaced(text)):.1f}"
+
+
+def worst(text: str) -> str:
+    """``FedAvg 3 clipping_at_2``: the least accuracy under any attack."""
+    method, attackers, defence = _spaced(text)
+    values = [
+        100 * float(line["accuracy"])
+        for line in kept.measured("attacks/attacks.jsonl")
+        if (line["method"], line["defence"], line["attackers"]) == (method, defence, int(attackers))
+    ]
+    if not values:
+        raise CitationError(f"{text}: there is no such cell")
+    return f"{min(values):.1f}"
+
+
+def lost(text: str) -> str:
+    """``WeCFL none 0 none / WeCFL sign_flip 3 none``: by how much the second cell is below the first, in points."""
+    one, other = (_attacked(*_spaced(part)) for part in text.split("/"))
+    return f"{one - other:.1f}"
+
+
 WAYS = {
     "verdict": verdict,
     "level": level,
@@ -206,4 +273,10 @@ WAYS = {
     "zeros": zeros,
     "best": best,
     "count": count,
+    "mean": mean,
+    "deviation": deviation,
+    "seconds": seconds,
+    "attack": attack,
+    "worst": worst,
+    "lost": lost,
 }
