@@ -64,12 +64,12 @@ INFO = """# {folder}
 
 ```sh
 nvflare job create -w job_templates/{folder} -j $PWD/my-job -force \\
-  -f meta.conf min_clients=3 \\
-  -f config_fed_server.conf num_rounds=50 {k}lr=0.01 run_name=my-job \\
+  -f meta.conf min_clients={sites} \\
+  -f config_fed_server.conf num_rounds=50 {k}lr=0.01 run_name=my-job{floor} \\
   -f config_fed_client.conf {k}lr=0.01 run_name=my-job
 nvflare job submit -j my-job
 ```
-
+{agreed}
 | setting | file |
 |---|---|
 {rows}
@@ -88,6 +88,14 @@ nvflare job submit -j my-job
 - Server and sites keep what outlives the job under `run_name`: two jobs at the same time need two names.
 """
 
+
+# Of a method whose models cannot be held back until enough sites have trained them.
+LOWERED = " min_sites_per_cluster=1 min_samples_per_cluster=1 max_weight_share=1.0"
+AGREED = """
+At real sites a model needs three sites, and this method cannot hold one of fewer back. So the command lowers that floor
+to 1: others may then see models of a single hospital. The hospitals have to agree, and each site's operator has to run
+`cfl-flare site prepare KIT --min-sites-per-cluster 1`; else the sites refuse the job.
+"""
 
 DESCRIPTION = """Writes a FLARE job. By default each site is one participant with its own data.
 With --partition and --participants the job simulates them from one data set."""
@@ -153,7 +161,7 @@ def write_template(folder: Path, method: Method, summary: str) -> None:
         model=FashionCNN(input_shape=(1, 28, 28), num_classes=10),
         data=read_source(SITE_DATA, here=False),
         num_rounds=20,
-        min_clients=2,
+        min_clients=3,
     )
     with tempfile.TemporaryDirectory() as exported:
         recipe.export(exported)
@@ -165,12 +173,21 @@ def write_template(folder: Path, method: Method, summary: str) -> None:
     for key, value in {**at_server, **at_site}.items():
         file = "both" if key in at_server and key in at_site else f"`{SERVER if key in at_server else CLIENT}`"
         rows.append(f"| `{key}={value if isinstance(value, str) else json.dumps(value)}` | {file} |")
-    k = "k=4 " if "k" in at_server else ""
+    clustered, held = "k" in at_server, method.traits.mergeable or method.traits.averages_only
     listed = {"description": summary, "execution_api_type": "executor", "controller_type": "server"}
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in {"info.conf": listed, "meta.conf": meta, SERVER: sides[0], CLIENT: sides[1]}.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
-    info = INFO.format(folder=folder.name, summary=summary, paper=method.paper, k=k, rows="\n".join(rows))
+    info = INFO.format(
+        folder=folder.name,
+        summary=summary,
+        paper=method.paper,
+        sites=6 if clustered else 3,  # three for each of two clusters
+        k="k=2 " if clustered else "",
+        floor="" if held else LOWERED,
+        agreed="" if held else AGREED,
+        rows="\n".join(rows),
+    )
     (folder / "info.md").write_text(info)
 
 

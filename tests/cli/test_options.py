@@ -14,7 +14,7 @@ import pytest
 from cfl_flare.cli import export as templates
 from cfl_flare.cli import main, parser
 from cfl_flare.cli.options import CONFIG, given, read_config, with_config, write_config
-from cfl_flare.cli.specs import shape_and_outputs
+from cfl_flare.cli.specs import build_named, shape_and_outputs
 from cfl_flare.core.config import unmarked
 from cfl_flare.core.settings import settings_of
 from cfl_flare.data import Digits, Npz
@@ -488,7 +488,7 @@ def folder(tmp_path_factory):
 def test_templates_are_current(folder):
     written = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     there = {str(path.relative_to(TRACKED)): path.read_bytes() for path in TRACKED.rglob("*") if path.is_file()}
-    assert {name.split("/")[0] for name in there} == {"cfl_fedavg_pt", "cfl_wecfl_pt"} < set(NAMES)
+    assert {name.split("/")[0] for name in there} == {"cfl_wecfl_pt"} < set(NAMES)
     files = ("info.conf", "info.md", "meta.conf", templates.SERVER, templates.CLIENT)
     assert written.keys() == {f"{name}/{file}" for name in NAMES for file in files} > there.keys()
     stale = [name for name, content in there.items() if content != written[name]]
@@ -529,6 +529,18 @@ def test_what_flare_lists_of_a_template(folder, name):
     info = json.loads((folder / name / "info.conf").read_text())
     assert len(info["description"]) <= 60 and len(name) <= 20  # what it shows
     text = (folder / name / "info.md").read_text()
-    for key in ("num_rounds=20", "min_clients=2", "lr=0.001", "input_shape=[1, 28, 28]", "data_class="):
+    for key in ("num_rounds=20", "min_clients=3", "lr=0.001", "input_shape=[1, 28, 28]", "data_class="):
         assert f"| `{key}" in text
     assert ("| `k=" in text) == (name != "cfl_fedavg_pt")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_template_prints_is_not_refused_by_the_floors_of_real_sites(folder, name):
+    text = (folder / name / "info.md").read_text()
+    method = build_named(*templates.split_method(templates.TEMPLATES[name][0]), here=False)
+    held_back = method.traits.mergeable or method.traits.averages_only
+    assert ("min_sites_per_cluster=1 min_samples_per_cluster=1" in text) == (not held_back)
+    assert ("site prepare KIT --min-sites-per-cluster 1" in text) == (not held_back)
+    sites = int(re.findall(r"min_clients=(\d+) \\", text)[0])
+    clusters = [int(k) for k in re.findall(r"num_rounds=50 k=(\d+) ", text)] or [1]
+    assert sites >= 3 * clusters[0]
