@@ -314,6 +314,7 @@ SOUND = {
 }
 HEAD = {"method": "wecfl:k=2,cluster_on=head"}
 REAL = {"participants": None, "partition": None}  # each site is one participant
+OF_SCRIPT = {**REAL, "data": None}
 LOCAL_NET = type("LocalNet", (nn.Module,), {"__module__": HERE, "__qualname__": "outer.<locals>.LocalNet"})
 SCRIPT_NET = type("ScriptNet", (nn.Module,), {"__module__": "__main__"})
 
@@ -348,6 +349,12 @@ SCRIPT_NET = type("ScriptNet", (nn.Module,), {"__module__": "__main__"})
         ({"min_clients": 9}, r"run: min_clients = 9 is more than participants = 8; each site hosts"),
         ({"num_rounds": 0}, r"run: num_rounds = 0 should be >= 1"),
         ({"num_rounds": "3"}, r"run: num_rounds = '3' should be int"),
+        ({"rounds_per_period": 0}, r"run: rounds_per_period = 0 should be >= 1"),
+        ({"rounds_per_period": 2, "training": {"membership": 4}}, r"rounds_per_period = 2 does not go with membership"),
+        ({"rounds_per_period": 2, "training": {"dp": "epsilon=3"}}, r"rounds_per_period = 2 does not go with dp, "),
+        ({"rounds_per_period": 2, "train_script": __file__, **OF_SCRIPT}, r"rounds_per_period = 2 does not go with t"),
+        ({"method": "feddrift", "training": {"dp": "epsilon=3"}}, r"dp does not go with method feddrift"),
+        ({"method": "feddrift", "train_script": __file__, **OF_SCRIPT}, r"feddrift: a training script cannot do its l"),
         ({"task_timout": 5}, r"recipe: unknown setting 'task_timout'; did you mean task_timeout"),
         ({"torch_threads": 0}, r"run: torch_threads = 0 should be in .1, 1024."),
         ({"client_memory_gc_rounds": -1}, r"run: client_memory_gc_rounds = -1 should be >= 0"),

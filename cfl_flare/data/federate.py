@@ -255,5 +255,7 @@ def _block(participants: list[T], index: int, sites: int) -> list[T]:
 def _as_seen(name: str, samples: Samples, preparation: Preparation | None) -> Samples:
     """Samples as models see them: scaled as their source says, else normalised as pixels are."""
     if preparation is None:
-        return Samples(normalised(samples.x), samples.y, patient=samples.patient)
-    return Samples(check_values(preparation.apply(samples.x), name), samples.y, patient=samples.patient)
+        return Samples(normalised(samples.x), samples.y, patient=samples.patient, period=samples.period)
+    return Samples(
+        check_values(preparation.apply(samples.x), name), samples.y, patient=samples.patient, period=samples.period
+    )

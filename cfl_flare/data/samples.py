@@ -39,6 +39,7 @@ class Samples:
             None if unknown.
         group: ``(n,)`` int64, the true group of each sample's owner; None if unknown.
         patient: ``(n,)`` whole numbers or text, whose sample each is; None if each is of a patient of its own.
+        period: ``(n,)`` int64, the period of data in which each sample comes, from 0; None if all are there at once.
     """
 
     x: np.ndarray
@@ -46,6 +47,7 @@ class Samples:
     key: np.ndarray | None = None
     group: np.ndarray | None = None
     patient: np.ndarray | None = None
+    period: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -60,13 +62,20 @@ class Samples:
         return cls(images, one_label_each(labels))
 
     def take(self, indices: np.ndarray) -> Samples:
-        notes = (None if array is None else array[indices] for array in (self.key, self.group, self.patient))
+        notes = (
+            None if array is None else array[indices] for array in (self.key, self.group, self.patient, self.period)
+        )
         return Samples(self.x[indices], self.y[indices], *notes)
 
     def joined(self, other: Samples) -> Samples:
         """Its samples, then the other's; float32 where only one has bytes, labels as floats where only one's are."""
         x, others = (self.x, other.x) if self.x.dtype == other.x.dtype else (scaled(self.x), scaled(other.x))
-        pairs = ((self.key, other.key), (self.group, other.group), (self.patient, other.patient))
+        pairs = (
+            (self.key, other.key),
+            (self.group, other.group),
+            (self.patient, other.patient),
+            (self.period, other.period),
+        )
         notes = (None if a is None or b is None else np.concatenate((a, b)) for a, b in pairs)
         return Samples(np.concatenate((x, others)), np.concatenate((self.y, other.y)), *notes)
 
@@ -89,11 +98,11 @@ class Samples:
         check_labels(y, x, where)
         gaps = missing and x.dtype.kind == "f" and bool(np.isnan(x).any())
         check_values(np.nan_to_num(x, posinf=np.inf, neginf=-np.inf) if gaps else x, where)
-        for what, names in (("key", self.key), ("patient", self.patient)):
+        for what, names in (("key", self.key), ("patient", self.patient), ("period", self.period)):
             if names is not None and names.shape != y.shape[:1]:
                 reason = f"{what}s have shape {names.shape}, labels {y.shape}"
                 raise DataError(f"{where}: {reason}; give one {what} per sample")
-            if names is not None and names.dtype.kind not in "iuU":
+            if names is not None and names.dtype.kind not in ("iu" if what == "period" else "iuU"):
                 raise DataError(f"{where}: {what}s have dtype {names.dtype}; use whole numbers or text")
         return self
 
@@ -236,16 +245,20 @@ class ReadOnce(Wrapped):
 def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samples, Samples]:
     """Splits off the same share of each class, or of each other stratum of the labels, for testing.
 
-    If the samples have owners, it is the same share of each owner's samples, spread over its classes. If they have
-    patients, these are split instead, each by the label and the owner of its first sample.
+    If samples have owners or periods, it is the same share of each one's samples, spread over its classes. If they have
+    patients, these are split instead, each by the label, the owner and the period of its first sample.
     """
     if samples.patient is not None:
         _, first, number = np.unique(samples.patient, return_index=True, return_inverse=True)
-        owners = None if samples.key is None else samples.key[first]
-        _, tests = split_by_class(Samples(np.arange(len(first)), samples.y[first], owners), test_share, seed)
+        owners, periods = (None if a is None else a[first] for a in (samples.key, samples.period))
+        patients = Samples(np.arange(len(first)), samples.y[first], owners, period=periods)
+        _, tests = split_by_class(patients, test_share, seed)
         return _split(samples, np.isin(number, tests.x))
-    rng, stratum = stream(seed, "test split"), strata(samples.y)
-    if samples.key is None:
+    rng, stratum, owner = stream(seed, "test split"), strata(samples.y), samples.key
+    if samples.period is not None:
+        keys = np.zeros(len(samples), np.int64) if owner is None else np.unique(owner, return_inverse=True)[1]
+        owner = keys * (int(samples.period.max()) + 1) + samples.period
+    if owner is None:
         train, test = [], []
         for c in np.unique(stratum):
             order = rng.permutation(np.flatnonzero(stratum == c))
@@ -254,7 +267,7 @@ def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samp
             train.append(order[count:])
         return samples.take(np.concatenate(train)), samples.take(np.concatenate(test))
     tested = np.zeros(len(samples), bool)
-    for rows in _by_owner(samples.key, np.lexsort((rng.permutation(len(samples)), stratum, samples.key))):
+    for rows in _by_owner(owner, np.lexsort((rng.permutation(len(samples)), stratum, owner))):
         count = round(len(rows) * test_share)  # equally spaced rows, sorted by their classes
         places = (np.arange(count) + rng.random()) * len(rows) / max(1, count)
         tested[rows[places.astype(np.int64)]] = True

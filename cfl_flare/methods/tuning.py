@@ -1,18 +1,20 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning of the number of clusters (FedAC Alg. 3): too tight clusters are merged, too loose ones are split."""
+"""Tuning of the number of clusters (FedAC Alg. 3): too tight clusters are merged, too loose ones are split; merges."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from cfl_flare.core.arrays import LatestModels
-from cfl_flare.core.params import Params
+from cfl_flare.core.params import Params, weighted_mean
+from cfl_flare.methods.slots import cluster_slot
+from cfl_flare.methods.state import ServerState
 
 Halves = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 
@@ -167,6 +169,15 @@ def _first_split(
     clusters.members[cluster], clusters.centres[cluster], clusters.ids, clusters.inside = names, centre, ids, inside
     del clusters.members[new], clusters.centres[new]
     return []
+
+
+def merged(state: ServerState, groups: Sequence[Sequence[int]], weights: Mapping[int, float]) -> ServerState:
+    """The state in which the clusters of each group are the first one of it, with the weighted mean of their models."""
+    bank, into = dict(state.bank), {k: group[0] for group in groups for k in group}
+    for group in groups:
+        parts = [(bank.pop(cluster_slot(k)), weights[k]) for k in group]
+        bank[cluster_slot(group[0])] = weighted_mean(parts, parts[0][0])
+    return replace(state, bank=bank, assignment={name: into.get(k, k) for name, k in state.assignment.items()})
 
 
 def as_json(spread: dict[int, float]) -> dict[str, Any]:

@@ -38,14 +38,15 @@ class Learner:
         memory: what it remembers between rounds; changed in place.
         round_number: counted from 0.
         stream: names its random streams; empty for its name.
+        period: of data, whose samples it sees; None for all samples.
 
     Attributes:
-        samples: number of training samples, n_i.
+        samples: number of training samples, n_i; of all periods, but in the view of some.
         tests: number of test samples; with none, nothing is measured.
         trained: the result of the participant's training in this round.
     """
 
-    _part = ""  # begins the names of its random streams
+    _part, _first = "", 0  # begins the names of its random streams; number of its first untrained model
 
     def __init__(
         self,
@@ -56,14 +57,15 @@ class Learner:
         memory: MutableMapping[str, Params],
         round_number: int = 0,
         stream: str = "",
+        period: int | None = None,
     ):
-        self._runtime, self._train, self._test = runtime, train, test
+        self._runtime, self._every = runtime, train if period is not None else replace(train, period=None)
+        self._train, self._test = train.in_period(period), test.in_period(period)
         self._drawer = stream or participant
-        self.participant, self.memory, self.round = participant, memory, round_number
-        self.samples, self.tests = len(train), len(test)
+        self.participant, self.memory, self.round, self.period = participant, memory, round_number, period or 0
+        self.samples, self.tests = len(train), len(self._test)
         self.trained: Params | Served | None = None
         self._beside: Params | None = None
-        self._first = 0
         self._lr: float | None = None
         self._weights: Tensor | None = None
         self._losses: dict[tuple[Any, ...], tuple[Params, Params | None, float]] = {}
@@ -112,6 +114,11 @@ class Learner:
         """The same participant with the random streams of another round, and its learning rate or a given one."""
         return self._view(round=number, _lr=lr, _losses={})
 
+    def of_periods(self, periods: Sequence[int]) -> Learner:
+        """The same participant with the training samples of these periods of data alone; all, if it has no periods."""
+        train = self._every.of_periods(periods)
+        return self._view(_train=train, samples=len(train), _losses={}, _weights=None)
+
     def with_private(self, model: Params) -> Params:
         """A model, or a part of one, with the participant's private layers; as it is if it has them or there are none.
 
@@ -155,14 +162,11 @@ class Learner:
             frozen: the parameters that do not change, as for `Layout.select`; their state is reset.
             inner_lr: eta of first-order MAML: each step uses the gradient at the point that a step of this length on a
                 batch of its own leads to; see `cfl_flare.training.resident`. None for plain steps.
-
-        Returns:
-            The trained model.
         """
         runtime, settings = self._runtime, self._runtime.settings
         settings = settings if epochs is None else replace(settings, local_epochs=epochs, local_steps=None)
         rng = self._stream(purpose)
-        batches = self._batches(rng, settings.steps(self.samples))
+        batches = self._batches(rng, settings.steps(len(self._train)))
         inner = [] if inner_lr is None else self._batches(self._stream(f"{purpose} ahead"), len(batches))
         data = self._drawn([*batches, *inner], purpose)
         drawn = any(term.training for term in terms)  # only there modules compute, and draw, in training mode
@@ -224,12 +228,12 @@ class Learner:
         resident.load(self.with_private(model))
         resident.module.eval()
         total = torch.zeros_like(resident.gradient)
-        for rows in torch.arange(self.samples).split(runtime.settings.batch_size):
+        for rows in torch.arange(len(y)).split(runtime.settings.batch_size):
             if runtime.should_stop():
                 raise AbortedError(f"aborted while {self.participant} computed a gradient")
             resident.gradient.zero_()
             runtime.task.loss(resident.module(x[rows]).float(), y[rows]).backward()
-            total += resident.gradient * (len(rows) / self.samples)
+            total += resident.gradient * (len(rows) / len(y))
         at = resident.read()
         vector = np.zeros_like(at.vector)
         vector[: len(total)] = total.cpu().numpy()
@@ -243,10 +247,9 @@ class Learner:
         round, ``samples`` of them are drawn anew; None for all.
         """
         split = self._train
-        if samples is not None and samples < self.samples:
-            chosen = torch.from_numpy(self._stream("assign").permutation(self.samples)[:samples])
-            chosen = chosen.to(self._runtime.device)
-            split = split.take(chosen)
+        if samples is not None and samples < len(split):
+            chosen = torch.from_numpy(self._stream("assign").permutation(len(split))[:samples])
+            split = split.take(chosen.to(self._runtime.device))
         keys = [(id(model), id(self._beside), samples, self._part) for model in models]
         if any(key not in self._losses for key in keys):  # evaluation and training need the same ones in a round
             outputs = self._predict(models, split.x)
@@ -350,14 +353,12 @@ class Learner:
         if runtime.should_stop():
             raise AbortedError(f"aborted while {self.participant} was training")
         runtime.resident.gradient.zero_()
-        batch = data[number]
-        x = batch.x
-        reduced = runtime.settings.precision == "bfloat16"
+        batch, reduced = data[number], runtime.settings.precision == "bfloat16"
         evaluates = not runtime.ignores_mode and any(term.compares and not term.training for term in terms)
         with torch.autocast(torch.device(runtime.device).type, torch.bfloat16, enabled=reduced):
             # First, by the running statistics that the model has before this batch moves them.
-            evaluated = runtime.resident.evaluated(x).float() if evaluates else None
-            outputs = runtime.resident.module(x).float()
+            evaluated = runtime.resident.evaluated(batch.x).float() if evaluates else None
+            outputs = runtime.resident.module(batch.x).float()
         trained = seen[0].float() if seen else None
         beside, *compared = fixed
         outputs = outputs if beside is None else outputs + beside
@@ -379,10 +380,9 @@ class Learner:
 
     def _batches(self, rng: np.random.Generator, steps: int) -> list[Tensor]:
         """Indices of the batches: passes over new permutations, cut off after this many steps."""
-        batches: list[Tensor] = []
-        bounds = batch_bounds(self.samples, self._runtime.settings.batch_size)
+        batches, bounds = list[Tensor](), batch_bounds(len(self._train), self._runtime.settings.batch_size)
         while len(batches) < steps:
-            order = torch.from_numpy(rng.permutation(self.samples)).to(self._runtime.device)
+            order = torch.from_numpy(rng.permutation(len(self._train))).to(self._runtime.device)
             batches += [order[i:j] for i, j in bounds]
         return batches[:steps]
 

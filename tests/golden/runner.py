@@ -159,7 +159,8 @@ def _modules_with(name: str) -> Iterator[Any]:
 
 def _exported(case: Case, folder: Path) -> Path:
     """Runs a case as an exported job in FLARE's simulator, stopped after two rounds if it is resumed."""
-    words = [*case.options, "--data", "digits", "--partition", "label_permutation:groups=3"]
+    digits = ("--data", "digits", "--partition", "label_permutation:groups=3")
+    words = [*case.options, *(() if "--data" in case.options else digits)]
     if case.resumed:
         _job([*words, "--name", "begun", "--rounds", "2"], case, folder)
         words += ["--resume-from", "begun"]

@@ -131,7 +131,7 @@ class InProcess:
         )
         site.add(self.hosted(split))
         checkpoint, _ = Checkpoint.read(self._store(candidate.name), site.runtime.division.layout)
-        state = checkpoint.state
+        state = replace(checkpoint.state, period=own.period_at(rounds) or 0)
         if state.round != rounds:
             raise RunFailedError(f"study: {candidate.name} has {state.round} rounds, not {rounds}; use a new folder")
         site.memory.update({name: dict(one) for name, one in checkpoint.memory.items()})
@@ -143,7 +143,7 @@ class InProcess:
                 said = time.monotonic()
                 self._say(f"{candidate.name}: measured on {split} samples of {number} of {len(site.hosted)} hospitals")
             sent = candidate.method.distribute(state, name)
-            task = Task.of(sent, train=False, evaluate=True)
+            task = Task.of(sent, train=False, evaluate=True, period=own.period_at(rounds))
             draws = {Bootstrap.key: {"times": self.training.bootstrap, "measures": [self.metric.name]}}
             task = replace(task, questions=draws)
             result = site.carry_out(name, task, with_parts(state.bank, list(task.needed)), rounds)
