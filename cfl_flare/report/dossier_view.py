@@ -23,6 +23,7 @@ LEAVES: Mapping[str, str] = {
     **dict.fromkeys(("fedavg", "fedprox", "finetune", "ditto", "per-fedavg", "groups"), _ONE),
     "ifca": "one, which reveals the cluster that the participant picked. With shared_backbone a backbone and a head",
     "cfl-gp": "its model and a gradient in rounds that cluster, in the first one the gradient alone; else one",
+    "feddrift": "one; in a period's first round losses and counts in place of a model",
     "flux": "one; in one round a descriptor of its data in place of a model",
     "fedsoft": "one: its personal model, and which cluster it is most in; in every second round its shares, K numbers",
     "clove": "every second round one, and in the others the losses of K models; once clusters are stable one",
