@@ -87,8 +87,8 @@ class Drifting(NamedSource):
     public: ClassVar[bool] = True
 
     concept: str = setting("sine", help="the pair of concepts", choices=("sine", "circle"))
-    changes: Sequence[str] = setting(
-        MATRIX_A,
+    changes: Sequence[str] | None = setting(
+        None,
         help="for each period a text with the concept, 0 or 1, of each participant; default: the paper's matrix A",
         bounds=Bounds("texts of 0 and 1 of one length, such as ['00', '01']", _is_matrix),
     )
@@ -100,7 +100,7 @@ class Drifting(NamedSource):
         return {"partition": "natural"}
 
     def load(self) -> tuple[Samples, Samples]:
-        concepts = np.array([[int(text) for text in row] for row in self.changes])
+        concepts = np.array([[int(text) for text in row] for row in self.changes or MATRIX_A])
         count = len(concepts) * len(concepts[0]) * self.samples
         period, key = (index.ravel().repeat(self.samples) for index in np.indices(concepts.shape))
         names = np.array(participant_names(len(concepts[0])))[key]

@@ -298,7 +298,7 @@ def test_periods_are_refused_where_data_has_none():
 def test_refusals():
     with pytest.raises(ConfigError, match=r"delta = -0.1 should be >= 0"):
         FedDrift(delta=-0.1)
-    for changes in (("00", "0"), ("02",), (), "01"):
+    for changes in (("00", "0"), ("02",), (), "01", [10]):
         with pytest.raises(ConfigError, match="changes"):
             Drifting(changes=changes)
 
