@@ -139,7 +139,7 @@ class ScriptSettings:
 
 @dataclass(frozen=True)
 class AssignSettings:
-    """How participants with a training script choose among several models (IFCA).
+    """How participants with a training script compare several models (IFCA, CLoVE).
 
     Attributes:
         penalties: the scripts add `cfl_flare.client.penalty` to their loss, and are sent what it needs.
@@ -149,7 +149,9 @@ class AssignSettings:
     """
 
     metric: str = setting(
-        "loss", help="ifca: the script's metric, on its training data, that chooses the model", name="assign_metric"
+        "loss",
+        help="ifca, clove: the script's metric, on its training data, that compares models",
+        name="assign_metric",
     )
     mode: str | None = setting(
         None,
@@ -168,8 +170,11 @@ class AssignSettings:
 
     def best(self, measured: Mapping[str, float]) -> str:
         """The slot with the best metric; the first of equals."""
-        mode = self.mode or best_end(self.metric) or "min"
-        return (min if mode == "min" else max)(measured, key=lambda slot: measured[slot])
+        return min(measured, key=lambda slot: self.loss(measured[slot]))
+
+    def loss(self, value: float) -> float:
+        """A value of the metric as a loss: the smaller, the better."""
+        return value if (self.mode or best_end(self.metric) or "min") == "min" else -value
 
 
 # The concerns whose settings are keyword arguments, by their place in a plan.

@@ -15,7 +15,7 @@ from cfl_flare.clustering.kmeans import first_kmeans, matched, nearest
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
-from cfl_flare.methods.slots import is_cluster
+from cfl_flare.methods.slots import by_number, is_cluster
 from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
@@ -48,6 +48,7 @@ class CLoVE(Method):
             clusters=self.k,
             joins_by="nearest mean of the clusters' losses",
             averages_only=True,
+            by_metric=True,
             queries=Queries(losses=1),
         )
 
@@ -86,8 +87,7 @@ class CLoVE(Method):
         return Update(learner.participant, learner.samples, arrays={LOSSES: losses.astype(np.float32)})
 
     def _losses(self, learner: Learner, download: Download) -> np.ndarray:
-        slots = sorted(download.slots, key=lambda slot: int(slot.rpartition("-")[2]))
-        return learner.losses([download.model(slot) for slot in slots])
+        return learner.losses([download.model(slot) for slot in by_number(download.slots)])
 
     def serve(self, learner: Learner, download: Download) -> Params:
         """Its cluster's model; that with the smallest loss, if it has no cluster."""

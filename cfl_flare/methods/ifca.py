@@ -65,7 +65,7 @@ class IFCA(Method):
             averages_only=not self.warm_start,
             mergeable=True,
             whole_models=not self.shared_backbone,
-            chooses_by_metric=not self.shared_backbone,
+            by_metric=not self.shared_backbone,
             queries=Queries(choices=1),
         )
 

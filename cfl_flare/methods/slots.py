@@ -26,6 +26,11 @@ def cluster_slot(cluster: int) -> str:
     return f"cluster-{cluster}"
 
 
+def by_number(slots: Iterable[str]) -> list[str]:
+    """Slots in the order of the numbers at their ends."""
+    return sorted(slots, key=lambda slot: int(slot.rpartition("-")[2]))
+
+
 def is_cluster(slot: str) -> bool:
     """True for a cluster's model, also for one of a part of an ensemble, ``1.cluster-0``."""
     return slot.rpartition(".")[2].startswith("cluster-")

@@ -317,8 +317,8 @@ class Traits:
         no_private: why its participants can have no private layers; empty if they can.
         keeps_head: the head does not travel.
         indicator: the samples on which the server compares what models predict; None where it needs none.
-        chooses_by_metric: of several models a participant trains and predicts with the one that measures best, and its
-            steps on the site do nothing else, so that a training script's metric can choose.
+        by_metric: of several models a participant trains and predicts with the one that measures best, or it says how
+            each measures, and its steps on the site do nothing else, so that a training script's metric serves.
         queries: what its step on the site asks of the training samples in a round; None where differential privacy has
             no mechanism for that, or nobody has said.
         proximal: the coefficient of the proximal term that it adds to the loss by itself, besides its penalties.
@@ -344,7 +344,7 @@ class Traits:
     no_private: str = ""
     keeps_head: bool = False
     indicator: Indicator | None = None
-    chooses_by_metric: bool = False
+    by_metric: bool = False
     proximal: float | None = None
     queries: Queries | None = None
 

@@ -103,7 +103,7 @@ class Wrapper(Method):
             no_penalties="belong to the methods inside it; give them there",
             takes_penalties=False,
             serves_one=False,
-            chooses_by_metric=False,
+            by_metric=False,
             proximal=None,
             queries=sum_of([traits.queries for traits in parts]),
         )

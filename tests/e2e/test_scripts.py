@@ -156,6 +156,19 @@ def test_one_that_evaluates_sends_numbers_alone(tmp_path, monkeypatch):
     assert (run.folder / "key_metric.png").is_file()
 
 
+def test_losses_that_scripts_report_part_the_sites(tmp_path, monkeypatch):
+    """Sites of even and of odd numbers name the classes differently; a round of losses comes before each training."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "client.py").write_text(TRAINS)
+    common = {"name": "losses", "model": Logistic((1, 8, 8), 10), "num_rounds": 6, "min_clients": 4}
+    recipe = ClusteredRecipe(**common, method="clove:k=2", train_script="client.py")
+    recipe.execute(SimEnv(num_clients=4, workspace_root=str(tmp_path / "flare")))
+    (run,) = find_runs(tmp_path / "flare")
+    clusters = {participant["name"]: participant["cluster"] for participant in run.summary["participants"]}
+    assert clusters["site-1"] == clusters["site-3"] != clusters["site-2"] == clusters["site-4"]
+    assert not any(r["failed"] for r in run.rounds) and run.rounds[-1]["served_accuracy"] > 0.8
+
+
 @pytest.mark.parametrize("flares_own", [False, True])
 def test_private_layers_never_leave_a_site_that_goes_on_with_them(tmp_path, monkeypatch, flares_own):
     """Two groups name the classes differently, so that one model for all is right for half of them at most."""

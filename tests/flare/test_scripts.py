@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounds with training scripts: what they are sent, what they must report, what they choose. No FLARE process runs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ from cfl_flare.methods import (
     CFL,
     FLHC,
     IFCA,
+    CLoVE,
     Contrastive,
     FedAvg,
     FedGroup,
@@ -66,8 +67,15 @@ def obedient(site: str, task: str, model: FLModel) -> FLModel:
 class Play:
     """A server and its scripts, in one process."""
 
-    def __init__(self, method: Method, script: Script = obedient, assign: AssignSettings | None = None, **settings):
-        people = [Participant(name, name, 1) for name in GOALS]
+    def __init__(
+        self,
+        method: Method,
+        script: Script = obedient,
+        assign: AssignSettings | None = None,
+        names: Iterable[str] = tuple(GOALS),
+        **settings,
+    ):
+        people = [Participant(name, name, 1) for name in names]
         run = ServerSettings(**{"num_rounds": 3, **settings})
         self.server = Server(method, LAYOUT, people, run, method.start(initial))
         self.script, self.warned, self.asked = script, [], []
@@ -639,6 +647,59 @@ def test_one_site_that_answers_the_probe_ends_no_job():
     assert play.scripts.probe()
 
 
+def losing(site: str, task: str, model: FLModel) -> FLModel:
+    """Of two groups of two participants; each step goes half of the way to the group's goal."""
+    here, goal = (
+        model.params["head.weight"],
+        np.array({"a": (4.0, 0.0), "b": (0.0, -6.0)}[site[0]], np.float32)[:, None],
+    )
+    metrics = {"loss": float(np.square(here - goal).sum()), "closeness": -float(np.square(here - goal).sum())}
+    if task == EVALUATE:
+        return FLModel(metrics=metrics)
+    steps = {"NUM_STEPS_CURRENT_ROUND": {"a1": 1, "a2": 3}.get(site, 2)}
+    return FLModel(ParamsType.FULL, {"head.weight": (here + goal) / 2}, metrics=metrics, meta=steps)
+
+
+@pytest.mark.parametrize("assign", [AssignSettings(), AssignSettings(metric="closeness", mode="max")])
+def test_participants_are_clustered_by_the_losses_that_their_scripts_report(assign):
+    """Models (0, 0) and (1, -1): losses are 16, 10 at a and 36, 26 at b. A's cluster takes the model nearer to it."""
+    names = ("a1", "a2", "b1", "b2")
+    play = Play(CLoVE(k=2), losing, assign, names, num_rounds=4)
+    assert play.scripts.probe()
+    play.asked.clear()
+    play.round()
+    assert (play.bank("cluster-0"), play.bank("cluster-1")) == ([0, 0], [1, -1])  # nobody trains
+    assert play.asked == [(name, EVALUATE) for _ in range(2) for name in names]
+    losses = {name: array.tolist() for name, array in play.server.state.arrays.items()}
+    assert losses == {"a1": [16, 10], "a2": [16, 10], "b1": [36, 26], "b2": [36, 26]}
+    clusters = play.server.state.assignment
+    assert clusters["a1"] == clusters["a2"] != clusters["b1"] == clusters["b2"]
+    before = {name: np.array(play.bank(f"cluster-{clusters[name]}")) for name in names}
+    play.asked.clear()
+    play.round()
+    assert play.asked == [(name, TRAIN) for name in names]
+    for name, goal in (("a1", (4, 0)), ("b1", (0, -6))):
+        assert play.bank(f"cluster-{clusters[name]}") == pytest.approx(((before[name] + goal) / 2).tolist())
+    served = play.round()["served_loss"]
+    distances = (
+        np.array(play.bank(f"cluster-{clusters[name]}")) - goal for name, goal in (("a1", (4, 0)), ("b1", (0, -6)))
+    )
+    after = [float(np.square(distance).sum()) for distance in distances]
+    assert served == pytest.approx(np.mean(after))
+
+
+def test_in_clove_a_script_that_does_not_report_the_loss_is_left_out_of_the_round():
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        if site == "c" and abs(model.params["head.weight"]).sum():
+            answer.metrics = {"accuracy": 0.5}
+        return answer
+
+    play = Play(CLoVE(k=2), script)
+    assert play.round()["failed"] == {"c": "no 'loss' of cluster-1"}
+    assert play.server.state.assignment.keys() == {"a", "b"}
+
+
 def test_the_probe_passes_what_can_evaluate_and_asks_no_one_where_the_server_assigns():
     play = Play(IFCA(k=2))
     assert play.scripts.probe() and play.asked == [("a", EVALUATE), ("b", EVALUATE), ("c", EVALUATE)]
@@ -675,7 +736,7 @@ def test_methods_that_do_more_on_the_site_are_refused(method, message, tmp_path)
 
 
 def test_methods_that_a_script_can_take_part_in(tmp_path):
-    for method in (FedAvg(), WeCFL(k=2), FeSEM(k=2, clustering_rounds=1), IFCA(k=2)):
+    for method in (FedAvg(), WeCFL(k=2), FeSEM(k=2, clustering_rounds=1), IFCA(k=2), CLoVE(k=2)):
         check_script(client(tmp_path), method, {})
     for method in (FedProx(), IFCA(k=2, penalties=(Contrastive(),)), WeCFL(k=2, penalties=(KnowledgeSharing(),))):
         check_script(client(tmp_path, LINE), method, {})

@@ -8,7 +8,7 @@ with metrics of the model that it was sent, and with its number of steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -30,7 +30,8 @@ from cfl_flare.engine.site import Result, Task
 from cfl_flare.flare.client_api.results import ScriptResults, metric_of, not_measured, usable
 from cfl_flare.flare.client_api.rules import HOW_TO_EVALUATE
 from cfl_flare.methods import Update, describe_method
-from cfl_flare.methods.slots import HAS_CENTRES, cluster_slot, travelling, with_parts
+from cfl_flare.methods.clove import LOSSES
+from cfl_flare.methods.slots import HAS_CENTRES, by_number, cluster_slot, travelling, with_parts
 from cfl_flare.results.metrics import best_end
 
 TRAIN, EVALUATE = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION
@@ -85,7 +86,7 @@ class Scripts:
         Raises:
             ConfigError: most scripts cannot; the message has the lines to add. Or there was no result at all.
         """
-        if not self._server.method.traits.assigns_on_site:
+        if not self._server.method.traits.by_metric:
             return True
         problems: dict[str, str] = {}
         offered: list[str] = []
@@ -123,7 +124,8 @@ class Scripts:
             f"run: method {self._server.method.label} has each model evaluated by the sites' script, but no site "
             f"sent a result; the sites' logs say why{reasons}",
         )
-        self._remark(f"participants choose by their script's {self._assign.metric!r}: measure it on training data")
+        compare = "choose" if self._server.method.traits.assigns_on_site else "are compared"
+        self._remark(f"participants {compare} by their script's {self._assign.metric!r}: measure it on training data")
         return went
 
     def only_train(self, server: Server) -> Collection[str]:
@@ -145,10 +147,11 @@ class Scripts:
             )
         chooses = server.method.traits.assigns_on_site
         several = {name: task for name, task in tasks.items() if chooses and task.choices}
-        self._sent = {name: task.slots[0] for name, task in tasks.items() if name not in several}
+        compared = {name: task for name, task in tasks.items() if LOSSES in task.scalars and len(task.slots) > 1}
+        self._sent = {name: task.slots[0] for name, task in tasks.items() if name not in {*several, *compared}}
         if not self._measure_all(tasks):
             return False
-        if several and not self._choose(several):
+        if (several and not self._choose(several)) or (compared and not self._compare(compared)):
             return False
         for task, train in ((EVALUATE, False), (TRAIN, True)):
             receivers = {n: slot for n, slot in self._sent.items() if tasks[n].train == train}
@@ -220,13 +223,45 @@ class Scripts:
     def _choose(self, tasks: Mapping[str, Task]) -> bool:
         """Has each model evaluated by those who choose, and notes their choices."""
         state = self._server.state
-        values: dict[str, dict[str, float]] = {name: {} for name in tasks}
-        measured: dict[str, dict[str, dict[str, float]]] = {name: {} for name in tasks}
         due = state.round % self._assign.every == 0 or self._server.finished
         keep = {n: cluster_slot(state.assignment[n]) for n in tasks if n in state.assignment and not due}
         self._sent |= {name: slot for name, slot in keep.items() if slot in tasks[name].slots}
         choosing = {name: list(task.choices.values()) for name, task in tasks.items() if name not in self._sent}
-        for slot in dict.fromkeys(slot for slots in choosing.values() for slot in slots):
+
+        def chosen(name: str, values: Mapping[str, float], metrics: Mapping[str, dict[str, float]]) -> None:
+            best = self._assign.best(values)
+            if tasks[name].train:
+                self._sent[name] = best
+            else:  # it has already measured the model that it would be served
+                self._server.accept(self._result(name, None, metrics[best]), name)
+
+        return self._measure_each(choosing, chosen)
+
+    def _compare(self, tasks: Mapping[str, Task]) -> bool:
+        """Has all models evaluated: what they measure, as losses, are the participants' updates (CLoVE)."""
+
+        def compared(name: str, values: Mapping[str, float], metrics: Mapping[str, dict[str, float]]) -> None:
+            task, samples = tasks[name], self._server.participants[name].samples
+            losses = np.array([self._assign.loss(values[slot]) for slot in by_number(values)], np.float32)
+            served = task.slots[0] if task.scalars[LOSSES] else self._assign.best(values)
+            update = Update(name, samples, arrays={LOSSES: losses}) if task.train else None
+            self._server.accept(self._result(name, update, metrics[served] if task.evaluate else {}), name)
+
+        return self._measure_each({name: list(task.slots) for name, task in tasks.items()}, compared)
+
+    def _measure_each(
+        self,
+        slots_of: Mapping[str, Sequence[str]],
+        on_measured: Callable[[str, Mapping[str, float], Mapping[str, dict[str, float]]], None],
+    ) -> bool:
+        """Has scripts evaluate several models, one after the other.
+
+        ``on_measured`` gets each participant that measured all of its models: the metric that compares them, and all
+        metrics, by slot.
+        """
+        values: dict[str, dict[str, float]] = {name: {} for name in slots_of}
+        measured: dict[str, dict[str, dict[str, float]]] = {name: {} for name in slots_of}
+        for slot in dict.fromkeys(slot for slots in slots_of.values() for slot in slots):
 
             def note(result: FLModel, slot: str = slot) -> bool:
                 site, value = result.meta["client_name"], metric_of(result, self._assign.metric)
@@ -235,20 +270,17 @@ class Scripts:
                     measured[site][slot] = self._results.metrics(result)
                 return slot in values[site]
 
-            able = [n for n in choosing if self._evaluating.get(n, True)]
-            models = {n: self._model(slot) for n in able if slot in choosing[n]}
+            able = [n for n in slots_of if self._evaluating.get(n, True)]
+            models = {n: self._model(slot) for n in able if slot in slots_of[n]}
             if models and not self._send(EVALUATE, models, note):
                 return False
-        for name, slots in choosing.items():
+        for name, slots in slots_of.items():
             missing = [slot for slot in slots if slot not in values[name]]
             if missing:
                 unmeasured = f"no {self._assign.metric!r} of {', '.join(missing)}"
                 self._server.round.fail([name], unmeasured if self._evaluating.get(name, True) else TRAINED)
-            elif tasks[name].train:
-                self._sent[name] = self._assign.best(values[name])
-            else:  # it has already measured the model that it would be served
-                metrics = measured[name][self._assign.best(values[name])]
-                self._server.accept(self._result(name, None, metrics), name)
+            else:
+                on_measured(name, values[name], measured[name])
         return True
 
     def _model(self, slot: str, task: Task | None = None) -> FLModel:

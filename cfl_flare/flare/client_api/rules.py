@@ -19,7 +19,7 @@ HOW_TO_EVALUATE = """
     input_model = flare.receive()
     model.load_state_dict(input_model.params)
     if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics=metrics_of(model)))  # for ifca with "loss", on the training data
+        flare.send(flare.FLModel(metrics=metrics_of(model)))  # for ifca, clove with "loss", on the training data
         continue"""
 # FLARE's patches of trainers, and which of the trainer's methods then answers a task to evaluate.
 PATCHES = (("nvflare.client.lightning", "validate"), ("nvflare.client.hf", "evaluate"))
@@ -29,7 +29,7 @@ PENALTY_LINE = "loss = loss + cfl_flare.client.penalty(model)"
 def check_method(method: Method) -> None:
     """Raises a ConfigError if a method's sites do more than train the model that they are sent, or choose by metric."""
     overridden = [step for step in ON_SITE if getattr(type(method), step) is not getattr(Method, step)]
-    unable = [] if method.traits.chooses_by_metric else overridden
+    unable = [] if method.traits.by_metric else overridden
     unable += ["finetune"] * method.finetune
     compared = [p.name for p in method.penalties if getattr(p, "on", "parameters") != "parameters"]
     require(
@@ -40,7 +40,7 @@ def check_method(method: Method) -> None:
     require(
         not unable,
         f"method {method.label}: a training script cannot do its {', '.join(unable)} on the site; use fedavg, fedprox, "
-        "fesem, wecfl, cfl, fl-hc, fedgroup, groups or ifca without it, or leave train_script out",
+        "fesem, wecfl, cfl, fl-hc, fedgroup, groups, ifca or clove without it, or leave train_script out",
     )
 
 
