@@ -680,12 +680,13 @@ def test_participants_are_clustered_by_the_losses_that_their_scripts_report(assi
     assert play.asked == [(name, TRAIN) for name in names]
     for name, goal in (("a1", (4, 0)), ("b1", (0, -6))):
         assert play.bank(f"cluster-{clusters[name]}") == pytest.approx(((before[name] + goal) / 2).tolist())
-    served = play.round()["served_loss"]
-    distances = (
-        np.array(play.bank(f"cluster-{clusters[name]}")) - goal for name, goal in (("a1", (4, 0)), ("b1", (0, -6)))
-    )
-    after = [float(np.square(distance).sum()) for distance in distances]
-    assert served == pytest.approx(np.mean(after))
+    assert exchanged(play.scripts, play.server)
+    measured = play.server.finish_round()
+    assert measured is not None and measured.participants.keys() == {*names}
+    for name, goal in (("a1", (4, 0)), ("b1", (0, -6))):
+        distance = np.array(play.bank(f"cluster-{clusters[name]}")) - goal  # it is its own cluster's that is served
+        served = measured.participants[name]
+        assert served["served_loss"] == pytest.approx(float(np.square(distance).sum())), served
 
 
 def test_in_clove_a_script_that_does_not_report_the_loss_is_left_out_of_the_round():
