@@ -186,6 +186,22 @@ def test_the_example_method_does_what_its_text_says():
     np.testing.assert_allclose(after.bank["global"].vector, [1, 2])
 
 
+def sentences(text: str) -> list[str]:
+    """Of a page's paragraphs and lists, without tables, headings and code."""
+    text = cited.GENERATED.sub("", text)
+    text = re.sub(r"```.*?```|<!--.*?-->|`[^`]*`", "X", text, flags=re.DOTALL)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    paragraphs = [part.strip() for part in re.split(r"\n\s*\n|\n(?=[-#|]|\d+\. )", text)]
+    prose = " \n".join(" ".join(part.split()) for part in paragraphs if part and part[0] not in "#|<!")
+    return [part for part in re.split(r"(?<=[.!?:;])\s+(?=[A-Z*\[(])|\n", prose) if len(part.split()) > 2]
+
+
+def test_a_sentence_has_at_most_18_words_on_the_average():
+    spoken = [(len(part.split()), page.name, part) for page in [README, *PAGES] for part in sentences(page.read_text())]
+    longest = "\n".join(f"{words} words, {name}: {part}" for words, name, part in sorted(spoken, reverse=True)[:20])
+    assert sum(words for words, *_ in spoken) <= 18 * len(spoken), longest
+
+
 def test_the_first_block_of_the_readme_is_two_lines():
     lines = BLOCK[0].splitlines()
     assert len(lines) == 2
