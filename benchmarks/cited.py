@@ -12,7 +12,8 @@ A document names a figure in a comment before it, which a browser does not show,
     <!--spread starts cluster_dirichlet ifca accuracy-->                     over all deals and seeds: mean, least, most
     <!--json fedac/similarity.json rows.0.models.LrCos .2f-->                a number of another file of results
     <!--table paired cluster_dirichlet: local fedavg; accuracy macro_f1-->   rows and columns, with what made them
-    <!--which digits blood; accuracy-->                                      wins over local and FedAvg, by partition
+    <!--which digits blood; accuracy majority-->                             wins over local and FedAvg, by partition
+    <!--beside digits blood: ifca wecfl; first_ari last_ari-->               means of rows, by partition
     <!--gains stroke natural: ifca-2 ditto; local fedavg-->                  hospitals with a smaller loss, by row
     <!--verdict paired cluster_dirichlet wecfl fesem accuracy-->             "holds" and other words: see `verdicts`
 
@@ -145,8 +146,29 @@ def made_by(result: str, cells: Sequence[Cell]) -> str:
 
 def which(text: str) -> str:
     """See `kept.which_table`."""
-    results, name = (part.split() for part in text.split(";"))
-    return f"\n\n{which_table(results, name[0])}\n"
+    results, (name, *rows) = (part.split() for part in text.split(";"))
+    return f"\n\n{which_table(results, name, rows)}\n"
+
+
+def beside(text: str) -> str:
+    """Means of some rows by result and partition, the figures of a place with a slash between; empty without cells."""
+    place, _, asked = text.partition(":")
+    rows, names = (part.split() for part in asked.split(";"))
+    places = [
+        (result, partition)
+        for result in place.split()
+        for partition in dict.fromkeys(cell.facts["partition"] for cell in kept.kept(result))
+    ]
+
+    def means(result: str, partition: str, row: str) -> str:
+        there = any((c.facts["partition"], c.facts["row"]) == (partition, row) for c in kept.kept(result))
+        cells = group(result, partition, row) if there else {}
+        return " / ".join(mean_of(cells, name).partition(" ± ")[0] for name in names) if there else ""
+
+    titles = [f"{result} {partition}".replace("_", " ") for result, partition in places]
+    lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
+    lines += [f"| `{row}` | {' | '.join(means(*place, row) for place in places)} |" for row in rows]
+    return "\n\n" + "\n".join(lines) + "\n"
 
 
 def gains(text: str) -> str:
@@ -166,6 +188,7 @@ WAYS: dict[str, Callable[[str], str]] = {
     "published": published,
     "table": table,
     "which": which,
+    "beside": beside,
     "gains": gains,
     **verdicts.WAYS,
 }

@@ -208,8 +208,8 @@ def wins(compared: Sequence[Place], row: str, other: str) -> str:
     return f"{sum(d > 0 for d in differences)} of {len(differences)}" if row != other and differences else "-"
 
 
-def which_table(results: Sequence[str], figure: str) -> str:
-    """The table: a row a method, a column a place."""
+def which_table(results: Sequence[str], figure: str, others: Sequence[str] = ()) -> str:
+    """The table: a row a method, a column a place; below them other rows, whose order is given."""
     compared = places(results, figure)
     titles = [
         "",
@@ -217,7 +217,7 @@ def which_table(results: Sequence[str], figure: str) -> str:
         *(f"wins over `{o}`" for o in WITHOUT_CLUSTERS),
     ]
     lines = [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
-    for row in rows_of(compared):
+    for row in (*rows_of(compared), *others):
         verdicts = [
             f"*{place.yardstick}*" if place.yardstick == row else verdict(place.differences(row)) for place in compared
         ]

@@ -283,6 +283,39 @@ def test_methods_are_laid_beside_the_better_one_without_clusters(results: Path) 
     lines = kept.which_table(["tiny"], "accuracy").splitlines()
     assert lines[2] == "| `wecfl` | +20.0 | 3 of 3 | 3 of 3 |"
     assert "| `local` | *local* | - | 3 of 3 |" in lines
+    assert cited.which("tiny; accuracy ifca").splitlines()[-1] == "| `ifca` | +0.0 | 0 of 1 | 1 of 1 |"
+
+
+def test_means_of_rows_stand_beside_each_other_by_partition(results: Path) -> None:
+    add_cells(results / "tiny", [cell("wecfl", 0, 1.0, partition="scanners")])
+    kept.kept.cache_clear()
+    lines = cited.beside("tiny: wecfl local; accuracy ari").splitlines()
+    assert lines[2:] == [
+        "| | tiny labels | tiny scanners |",
+        "|---|---:|---:|",
+        "| `wecfl` | 70.0 / - | 50.0 / - |",
+        "| `local` | 50.0 / - |  |",
+    ]
+
+
+def test_aims_are_judged_by_their_intervals(results: Path) -> None:
+    """WeCFL less FedAvg is 30, 50, 40. Less local it is 10, 20, 30, with an interval that holds zero."""
+    assert verdicts.above("1; tiny/labels; wecfl fedavg; accuracy") == "reached"
+    assert verdicts.above("1; tiny/labels; wecfl local; accuracy") == "cannot tell"
+    assert verdicts.above("2; tiny/labels; wecfl fedavg; accuracy") == "not reached"
+    assert verdicts.above("1; tiny/labels; fedavg wecfl; accuracy") == "not reached"
+    assert verdicts.everywhere("tiny labels local accuracy 40") == "reached"
+    assert verdicts.everywhere("tiny labels local accuracy 41") == "not reached"
+    assert verdicts.everywhere("tiny labels ifca accuracy 10") == "cannot tell"
+
+
+def test_two_figures_of_a_row_are_paired_by_seed(results: Path) -> None:
+    """After two rounds accuracy is half of that after one: 40, 60 and 50 points below, 25.2 to 74.8 with 95 %."""
+    asked = "tiny labels local accuracy accuracy@1"
+    assert verdicts.gap(asked) == "-50.0 (-74.8 to -25.2)"
+    assert [verdicts.near(f"{asked} {points}") for points in (75, 50, 25)] == ["reached", "cannot tell", "not reached"]
+    with pytest.raises(cited.CitationError, match="1 seeds have both figures"):
+        verdicts.gap("tiny labels ifca accuracy accuracy@1")
 
 
 @pytest.mark.parametrize(
