@@ -157,7 +157,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         line["quarters"] = [round(float(np.mean([run["quarters"][i]["loss"] for run in runs])), 5) for i in range(4)]
         for other in (("fedavg", epsilon), ("local", None)):
             pairs = [(run, by_key.get((case, *other, run["seed"]))) for run in runs]
-            for figure in ("loss", "auroc"):
+            for figure in ("loss", "auroc", "accuracy"):
                 differences = [run[figure] - against[figure] for run, against in pairs if against is not None]
                 if len(differences) > 1:
                     line[f"{figure}_against_{other[0]}"] = interval(differences)
