@@ -16,6 +16,7 @@ A document names a figure in a comment before it, which a browser does not show,
     <!--beside digits blood: ifca wecfl; first_ari last_ari-->               means of rows, by partition
     <!--gains stroke natural: ifca-2 ditto; local fedavg-->                  hospitals with a smaller loss, by row
     <!--verdict paired cluster_dirichlet wecfl fesem accuracy-->             "holds" and other words: see `verdicts`
+    <!--count study-cells.json rows; found=4-->                              counts and names: see `counts`
 
 A word such as ``rounds=100`` or ``data_seed=0`` tells apart cells of one row. ``accuracy@10`` is the figure after ten
 rounds.
@@ -34,6 +35,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import counts
 import kept
 import verdicts
 from common import Cell
@@ -191,6 +193,7 @@ WAYS: dict[str, Callable[[str], str]] = {
     "beside": beside,
     "gains": gains,
     **verdicts.WAYS,
+    **counts.WAYS,
 }
 
 

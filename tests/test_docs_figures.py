@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import cited
+import counts
 import kept
 import pytest
 import reports
@@ -345,8 +346,8 @@ def test_words_follow_from_cells(results: Path) -> None:
     assert verdicts.told("tiny labels wecfl fedavg accuracy: above / level with / below") == "above"
     assert verdicts.told("tiny labels fedavg wecfl accuracy: above / level with / below") == "below"
     assert verdicts.told("tiny labels wecfl local accuracy: above / level with / below") == "level with"
-    assert verdicts.zeros("tiny labels: wecfl/local wecfl/fedavg; accuracy") == "1 of 2"
-    assert verdicts.best("tiny labels accuracy: local wecfl fedavg") == "`wecfl`"
+    assert counts.zeros("tiny labels: wecfl/local wecfl/fedavg; accuracy") == "1 of 2"
+    assert counts.best("tiny labels accuracy: local wecfl fedavg") == "`wecfl`"
 
 
 def test_deviations_are_compared_by_fishers_interval(results: Path) -> None:
@@ -356,8 +357,8 @@ def test_deviations_are_compared_by_fishers_interval(results: Path) -> None:
 
 
 def test_entries_of_a_file_are_counted() -> None:
-    assert verdicts.count("study-cells.json rows") == "9"
-    assert verdicts.count("study-cells.json rows case=cells_by_labels; cluster=True") == "1 of 3"
+    assert counts.count("study-cells.json rows") == "9"
+    assert counts.count("study-cells.json rows case=cells_by_labels; cluster=True") == "1 of 3"
 
 
 def test_commits_that_pages_name_are_in_the_history() -> None:
