@@ -70,12 +70,14 @@ def first_kmeans(
             f"k = {k} clusters need at least {k} participants in the first round, {len(features)} answered; "
             "lower k or let more take part"
         )
-    kmeans = KMeans(k, n_init=starts, random_state=seed, copy_x=False)  # it shifts the features, and shifts them back
     with threadpool_limits(1):  # in a simulation all sites share the cores
-        labels = kmeans.fit(features, sample_weight=weights / weights.mean()).labels_
+        points = _points(features)
+        # Of scikit-learn's tolerance, a share of the mean variance of a column, that of the features is meant.
+        kmeans = KMeans(k, n_init=starts, random_state=seed, tol=1e-4 * points.shape[1] / features.shape[1])
+        labels = kmeans.fit(points, sample_weight=weights / weights.mean()).labels_
         if sizes is None or sizes.met(labels):
             return numbered(labels)
-        placed = numbered(_first_under_floor(features, min(k, sizes.clusters), weights, starts, seed, sizes))
+        placed = numbered(_first_under_floor(points, min(k, sizes.clusters), weights, starts, seed, sizes))
         sizes.note(_named_as(labels, placed), placed)
         return placed
 
@@ -108,12 +110,12 @@ def _named_as(labels: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _first_under_floor(
-    features: np.ndarray, k: int, weights: np.ndarray, starts: int, seed: int, sizes: Sizes
+    points: np.ndarray, k: int, weights: np.ndarray, starts: int, seed: int, sizes: Sizes
 ) -> np.ndarray:
-    """The best of some starts of k-means with minimum sizes, on points with the features' distances."""
+    """The best of some starts of k-means with minimum sizes."""
     from sklearn.cluster import kmeans_plusplus
 
-    points, random = _points(features), np.random.RandomState(seed)
+    random = np.random.RandomState(seed)
     candidates: list[tuple[int, float, np.ndarray]] = []
     for _ in range(starts):
         first = kmeans_plusplus(points, k, sample_weight=weights, random_state=random)[0]
@@ -126,10 +128,10 @@ def _first_under_floor(
 
 
 def _points(features: np.ndarray) -> np.ndarray:
-    """Points ``(m, m)`` at the same distances as the features, whose rows may be long."""
+    """Points ``(m, m)`` at the same distances as the features, whose rows may be long; one pass computes them."""
     if len(features) >= features.shape[1]:
         return features
-    values, vectors = np.linalg.eigh(inner_products(features - features.mean(axis=0)))
+    values, vectors = np.linalg.eigh(inner_products(features, centred=True))
     return np.asarray(vectors * np.sqrt(np.maximum(values, 0)))
 
 

@@ -14,15 +14,19 @@ import numpy as np
 COLUMNS = 2**14
 
 
-def inner_products(features: np.ndarray) -> np.ndarray:
-    """The inner products of all pairs of rows, ``(m, m)`` float64.
+def inner_products(features: np.ndarray, centred: bool = False) -> np.ndarray:
+    """The inner products of all pairs of rows, or of their differences from the mean row, ``(m, m)`` float64.
 
     >>> inner_products(np.array([[1, 2], [3, 4]], np.float32)).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
+    >>> inner_products(np.array([[1, 2], [3, 4]], np.float32), centred=True).tolist()
+    [[2.0, -2.0], [-2.0, 2.0]]
     """
     products = np.zeros((len(features), len(features)))
     for start in range(0, features.shape[1], COLUMNS):
         part = features[:, start : start + COLUMNS].astype(np.float64)
+        if centred:
+            part -= part.mean(axis=0)
         products += part @ part.T
     return products
 

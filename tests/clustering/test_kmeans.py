@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.cluster import AgglomerativeClustering
+from sklearn.cluster import AgglomerativeClustering, KMeans
 
 from cfl_flare.clustering import agglomerative, gap, kmeans, measures
 from cfl_flare.clustering.agglomerative import LINKAGES, METRICS, agglomerate, decomposed_cosines
@@ -19,6 +19,25 @@ from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest
 from cfl_flare.clustering.measures import agreement
 from cfl_flare.core.errors import ConfigError
 from tests.tiny import objective
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 4), st.integers(6, 14), st.sampled_from([40, 3000]))
+def test_long_rows_are_clustered_as_by_kmeans_on_the_rows_themselves(seed, k, m, d):
+    """Rows differ little compared with their size, as trained models do; the counts of participants are unequal."""
+    rng = np.random.default_rng(seed)
+    groups, weights = rng.permutation(np.arange(m) % k), rng.integers(1, 50, size=m).astype(np.float64)
+    centres = rng.normal(size=d) * 10 + rng.normal(size=(k, d)) * 0.05
+    features = (centres[groups] + rng.normal(size=(m, d)) * 0.01).astype(np.float32)
+    exact = KMeans(k, n_init=10, random_state=seed % 1000).fit(features.astype(np.float64), sample_weight=weights)
+    labels = first_kmeans(features.copy(), k, weights, seed=seed % 1000)
+    assert agreement(exact.labels_.tolist(), labels.tolist())["ari"] == 1.0
+    noise = rng.normal(size=(m, d))  # without groups many partitions are as good as each other: the same is reached
+    exact = KMeans(k, n_init=10, random_state=0).fit(noise, sample_weight=weights / weights.mean())
+    labels = first_kmeans(noise.copy(), k, weights)
+    found = np.stack([np.average(noise[labels == j], axis=0, weights=weights[labels == j]) for j in range(k)])
+    inertia = (weights / weights.mean() * ((noise - found[labels]) ** 2).sum(axis=1)).sum()
+    assert inertia == pytest.approx(exact.inertia_, rel=1e-9)
 
 
 def column(*values: float) -> np.ndarray:
