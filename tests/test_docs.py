@@ -257,6 +257,13 @@ def test_the_recipe_of_the_quickstart_is_accepted(tmp_path, monkeypatch):
     assert {"SimEnv", "load_model"} <= names.keys()
 
 
+def test_versions_agree():
+    stated = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    cited_as = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert stated and cited_as and stated[1] == cited_as[1]
+    assert f"version = {{{stated[1]}}}" in (DOCS / "references.md").read_text()
+
+
 def test_the_hooks_before_a_commit_are_what_is_checked_everywhere():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     run = (ROOT / ".ci" / "run").read_text()
