@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -263,6 +263,25 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
         f"partition {rule.name}: no draw of {draws} gave each of {participants} participants {min_samples} training "
         f"samples and 1 test sample (best: {fewest}); {rule.advice}"
     )
+
+
+def dealt_by_patient(
+    train: Samples, test: Samples, rule: Partition, participants: int, seed: int, min_samples: int
+) -> Deal:
+    """As `dealt`, of patients instead of samples, each by the label of the first: all samples of one stay together."""
+    rows: list[np.ndarray] = []  # of each patient
+
+    def heads(samples: Samples, offset: int) -> Samples:
+        _, first, number = np.unique(np.asarray(samples.patient), return_index=True, return_inverse=True)
+        order = np.argsort(number, kind="stable")
+        rows.extend(np.split(offset + order, np.flatnonzero(np.diff(number[order])) + 1) if len(order) else [])
+        return replace(samples.take(first), patient=None)
+
+    def expanded(parts: list[np.ndarray]) -> list[np.ndarray]:
+        return [np.sort(np.concatenate([rows[patient] for patient in part])) for part in parts]
+
+    deal = dealt(heads(train, 0), heads(test, len(train)), rule, participants, seed, min_samples)
+    return Deal(expanded(deal.train), expanded(deal.test), deal.truth)
 
 
 def draw_indicator(labels: np.ndarray, per_class: int, seed: int, where: str, spare: int = 0) -> np.ndarray:

@@ -15,7 +15,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.settings import Bounds, check_settings, setting
 from cfl_flare.core.text import shown, unique_names
-from cfl_flare.data.deal import Deal, Partition, dealt, draw_indicator
+from cfl_flare.data.deal import Deal, Partition, dealt, dealt_by_patient, draw_indicator
 from cfl_flare.data.labels import outputs_for
 from cfl_flare.data.partitions import Natural, build_partition
 from cfl_flare.data.preparation import Preparation
@@ -219,7 +219,8 @@ class DataConfig:
             indicator = draw_indicator(train.y, self.indicator_samples, self.seed, "data", spare=1)
             train = train.take(np.setdiff1d(np.arange(len(train)), indicator))
         rule = build_partition(self.partition)
-        deal = dealt(train, test, rule, participants, self.seed, self.min_samples)
+        way = dealt if train.patient is None or self._natural else dealt_by_patient
+        deal = way(train, test, rule, participants, self.seed, self.min_samples)
         if train.patient is not None and test.patient is not None:
             patients = np.concatenate((train.patient, test.patient))
             parts = [patients[part] for part in (*deal.train, *deal.test)]

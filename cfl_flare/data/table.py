@@ -276,6 +276,8 @@ class Table(Reading, NamedSource):
         aside = [name for name in frame if name not in used]
         lines = [f"{len(frame.columns)} columns, {len(columns.features)} features", *(c.line for c in columns.columns)]
         lines += gaps(labelled, columns)
+        if self.patient is not None:
+            lines.append(f"{self.patient}: {labelled[self.patient].nunique()} patients, of {len(labelled)} rows")
         if aside:
             lines.append(f"left out: {', '.join(aside)}")
         why = ", or a time that is not above 0" if self._read.zero_times == "leave" else ""

@@ -71,9 +71,18 @@ def test_participants_share_no_patient(tmp_path):
     table = Table(written(tmp_path, visits()), key="hospital", patient="pid", test_share=0.5)
     people = DataConfig(partition="natural", min_samples=3).resolved(table).host(table, "local", 0, 1)
     assert [sorted({*person.train.patient, *person.test.patient}) for person in people] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert "pid: 8 patients, of 24 rows" in table.described()
+    for rule in ("iid", "dirichlet:alpha=5"):
+        people = DataConfig(2, rule, min_samples=1).host(replace(table, key=None), "local", 0, 1)
+        parts = [{*part.patient} for person in people for part in (person.train, person.test)]
+        assert sum(map(len, parts)) == 8 == len(set.union(*parts))
+        assert sum(len(person.train) + len(person.test) for person in people) == 24
+    shared = Table(
+        written(tmp_path, visits().replace("\n1,2,t", "\n1,2,s"), "shared.csv"), key="hospital", patient="pid"
+    )
     refused(
-        lambda: DataConfig(2, "iid", min_samples=2).host(replace(table, key=None), "local", 0, 1),
-        "partition iid: .* of 8 patients have samples in several participants or splits; split and deal the samples by",
+        lambda: DataConfig(partition="natural", min_samples=1).resolved(shared),
+        "partition natural: 1 of 8 patients have samples in several participants or splits",
     )
     header, first, *rest = visits().splitlines()
     lines = [f"part,{header}", f"test,{first}", *(f"train,{line}" for line in rest)]
