@@ -34,6 +34,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from common import AFTER, FACTS, add_cells, commit, load_cell, read_cells, write_json
 from plans import PLANS, Plan
 from plans.hospitals import save_scores
@@ -236,6 +237,7 @@ def run_cell(
             "settings": dict(settings),
             **({"flare": sites} if sites else {}),
             "commit": commit(),
+            "torch": str(torch.__version__),
             "wall_seconds": attempts.total("wall_seconds"),
             "cpu_seconds": attempts.total("cpu_seconds"),
             "attempts": attempts.all,

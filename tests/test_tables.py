@@ -23,6 +23,7 @@ import pytest
 import report
 import reports
 import tables
+import torch
 from common import FILE, Cell, add_cells, load_cell, read_cells
 from kept import CELLS, MEASURED, RESULTS, folder_of
 from PIL import Image
@@ -181,6 +182,7 @@ def test_a_stopped_cell_goes_on_and_its_cost_is_that_of_all_attempts(
     facts = json.loads((tmp_path / "cell.json").read_text())
     assert [attempt["rounds"] for attempt in facts["attempts"]] == [11, 3]  # on from round 10, record 9 still open
     assert facts["cpu_seconds"] == pytest.approx(sum(a["cpu_seconds"] for a in facts["attempts"]))
+    assert facts["torch"] == torch.__version__
     assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 12
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         *("assignments.jsonl", "cell.json", "clusters", "lineage.jsonl", "lock", "rounds.jsonl", "started.json"),
