@@ -13,7 +13,7 @@ A document names a figure in a comment before it, which a browser does not show,
     <!--json fedac/similarity.json rows.0.models.LrCos .2f-->                a number of another file of results
     <!--table paired cluster_dirichlet: local fedavg; accuracy macro_f1-->   rows and columns, with what made them
     <!--which digits blood; accuracy majority-->                             wins over local and FedAvg, by partition
-    <!--beside digits blood: ifca wecfl; first_ari last_ari-->               means of rows, by partition
+    <!--by_place digits blood: ifca wecfl; first_ari last_ari-->               means of rows, by partition
     <!--gains stroke natural: ifca-2 ditto; local fedavg-->                  hospitals with a smaller loss, by row
     <!--verdict paired cluster_dirichlet wecfl fesem accuracy-->             "holds" and other words: see `verdicts`
     <!--count study-cells.json rows; found=4-->                              counts and names: see `counts`
@@ -152,7 +152,7 @@ def which(text: str) -> str:
     return f"\n\n{which_table(results, name, rows)}\n"
 
 
-def beside(text: str) -> str:
+def by_place(text: str) -> str:
     """Means of some rows by result and partition, the figures of a place with a slash between; empty without cells."""
     place, _, asked = text.partition(":")
     rows, names = (part.split() for part in asked.split(";"))
@@ -190,7 +190,7 @@ WAYS: dict[str, Callable[[str], str]] = {
     "published": published,
     "table": table,
     "which": which,
-    "beside": beside,
+    "by_place": by_place,
     "gains": gains,
     **verdicts.WAYS,
     **counts.WAYS,

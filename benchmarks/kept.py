@@ -217,7 +217,7 @@ def which_table(results: Sequence[str], figure: str, others: Sequence[str] = ())
         *(f"wins over `{o}`" for o in WITHOUT_CLUSTERS),
     ]
     lines = [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
-    for row in (*rows_of(compared), *others):
+    for row in dict.fromkeys((*rows_of(compared), *others)):
         verdicts = [
             f"*{place.yardstick}*" if place.yardstick == row else verdict(place.differences(row)) for place in compared
         ]

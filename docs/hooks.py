@@ -62,6 +62,7 @@ OUTSIDE = (
 REPORTS = (
     *("paired", "digits", "shared-sets", "family", "family-cifar10", "blood", "private"),
     *("fedac", "fedcuau", "feddsmic"),
+    *("rotations", "later-digits", "later-blood"),
 )
 COLUMNS = (
     "rounds",
@@ -73,9 +74,13 @@ COLUMNS = (
     "personalised",
     "macro-F1",
     "worst",
+    "worst tenth",
     "bottom",
     "unseen",
+    "unseen, by loss",
     "ARI",
+    "ARI of the first clustering",
+    "ARI of the last",
 )
 # What a comment asks for stands below it, up to the comment `END`, so that whoever reads the file has it, too.
 END = "<!-- end -->"

@@ -284,13 +284,18 @@ def test_methods_are_laid_beside_the_better_one_without_clusters(results: Path) 
     lines = kept.which_table(["tiny"], "accuracy").splitlines()
     assert lines[2] == "| `wecfl` | +20.0 | 3 of 3 | 3 of 3 |"
     assert "| `local` | *local* | - | 3 of 3 |" in lines
-    assert cited.which("tiny; accuracy ifca").splitlines()[-1] == "| `ifca` | +0.0 | 0 of 1 | 1 of 1 |"
+    add_cells(results / "tiny", [cell("majority", 0, 0.2)])
+    kept.kept.cache_clear()
+    assert cited.which("tiny; accuracy majority ifca").splitlines()[-2:] == [
+        "| `fedavg` | -20.0 | 0 of 3 | - |",
+        "| `majority` | -30.0 | 0 of 1 | 0 of 1 |",
+    ]
 
 
-def test_means_of_rows_stand_beside_each_other_by_partition(results: Path) -> None:
+def test_means_of_rows_are_laid_out_by_partition(results: Path) -> None:
     add_cells(results / "tiny", [cell("wecfl", 0, 1.0, partition="scanners")])
     kept.kept.cache_clear()
-    lines = cited.beside("tiny: wecfl local; accuracy ari").splitlines()
+    lines = cited.by_place("tiny: wecfl local; accuracy ari").splitlines()
     assert lines[2:] == [
         "| | tiny labels | tiny scanners |",
         "|---|---:|---:|",
