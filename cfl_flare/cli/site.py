@@ -19,6 +19,7 @@ from rich.table import Table
 from torch.nn import Module
 
 from cfl_flare.cli import site_check as check
+from cfl_flare.cli.drift import site_data
 from cfl_flare.cli.options import Parser, add_settings, given, say
 from cfl_flare.cli.predict import find_model
 from cfl_flare.cli.specs import new_file, own_source
@@ -45,7 +46,6 @@ from cfl_flare.flare.kit import (
 )
 from cfl_flare.flare.policy import Policy
 from cfl_flare.methods import FedAvg
-from cfl_flare.results import schema
 from cfl_flare.results.job_record import JobRecord
 from cfl_flare.results.ledger import COUNTERS, FOLDER
 from cfl_flare.results.model_file import model_of, read_model
@@ -54,8 +54,6 @@ from cfl_flare.training.membership import attacks
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.settings import SHADOW_MODELS, TrainSettings
 
-# How a kept model was made.
-MADE_WITH: schema.Fields = {**dict.fromkeys(("source", "data", "training"), schema.json_object), "seed": schema.count}
 DATA = "an .npz file in MedMNIST's layout, a folder of images by class, or a source as for 'cfl-flare run'"
 
 
@@ -284,14 +282,7 @@ def audit_model(arguments: argparse.Namespace) -> None:
     valid = shadow_models > 0 and SHADOW_MODELS.hold(shadow_models)
     require(valid, f"--shadow-models = {shadow_models} should be an even number in 2..64")
     meta = load_arrays(path)[1]
-    way_out = "name a file in served/ of a run on what this site named by $CFL_DATA"
-    require("made_with" in meta, f"{path} does not say how it was trained; {way_out}")
-    made_with = schema.checked(meta["made_with"], str(path), MADE_WITH)
-    of_site = made_with["source"].get("class_path") == f"{SiteData.__module__}.{SiteData.__name__}"
-    require(of_site, f"{path} was trained on other data; {way_out}")
-    source = from_dict(SiteData, made_with["source"].get("args", {}), f"{path}: source")
-    source = source if arguments.data is None else replace(source, path=arguments.data)
-    (data,) = from_dict(DataConfig, made_with["data"], f"{path}: data").host(source, path.stem, 0, 1)
+    data, made_with = site_data(path, meta, arguments.data)
     training = replace(from_dict(TrainSettings, made_with["training"], f"{path}: training"), dp=None)
     network, module = model_of(meta, path), read_model(path)
     site = Site(FedAvg(), partial(build, network, Module, "model"), training, made_with["seed"])

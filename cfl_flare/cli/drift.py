@@ -1,0 +1,190 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""``cfl-flare drift``: whether a hospital's new data has left the cluster whose model it was given."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cfl_flare.cli.options import Parser
+from cfl_flare.cli.predict import find_model, outputs_of
+from cfl_flare.cli.specs import own_source, read_source
+from cfl_flare.core.arrays import load_arrays
+from cfl_flare.core.config import from_dict, require
+from cfl_flare.core.errors import DataError, UnfitError
+from cfl_flare.core.seeds import stream
+from cfl_flare.core.text import shown
+from cfl_flare.data import DataConfig, DataSource, ParticipantData, Samples, SiteData
+from cfl_flare.data.preparation import Preparation
+from cfl_flare.data.samples import check_values, normalised, read
+from cfl_flare.data.table import Table
+from cfl_flare.results import schema
+from cfl_flare.results.model_file import read_model, task_of
+from cfl_flare.results.run_dir import MODELS, SUMMARY, load_run
+from cfl_flare.training.runtime import Split
+from cfl_flare.training.tasks import LearningTask
+
+# How a site's own copy of a served model was made.
+MADE_WITH: schema.Fields = {**dict.fromkeys(("source", "data", "training"), schema.json_object), "seed": schema.count}
+# Permutations of the test, and the fewest patients with which a mean says something.
+PERMUTATIONS, FEWEST = 9999, 20
+
+
+def add_drift_options(command: Parser) -> None:
+    command.add_argument("run", help="folder of a finished run, or of the site's own copy below its state root")
+    command.add_argument("--participant", metavar="NAME", help="whose model and data it is; default: the only one's")
+    new = "its new samples with labels: a table, an .npz file, a folder of images by class, or a source as of a run"
+    command.add_argument("--data", required=True, metavar="D", help=new)
+    old = "in a simulation: the data of the run, as its --data was; at a site, where that lies now if it was moved"
+    command.add_argument("--reference", metavar="D", help=old)
+    level = "the probability of an alarm where nothing has changed (%(default)s)"
+    command.add_argument("--level", type=float, default=0.05, metavar="A", help=level)
+
+
+@dataclass(frozen=True)
+class Rise:
+    """How a mean loss has risen.
+
+    Attributes:
+        p: the share of random divisions of all losses into two such groups with as large a rise, or a larger one.
+        bound: the rise that would have been an alarm.
+    """
+
+    before: float
+    after: float
+    p: float
+    bound: float
+
+
+def rise(before: np.ndarray, after: np.ndarray, level: float = 0.05, seed: int = 0) -> Rise:
+    """A permutation test of whether the mean of losses ``(m,)`` is above that of earlier ones ``(n,)``.
+
+    If both are draws of one distribution, whatever that is, p is at most the level with at most that probability.
+    """
+    pooled, count, rng = np.concatenate((before, after)), len(after), stream(seed, "drift")
+    drawn = np.array([pooled[rng.permutation(len(pooled))[:count]].mean() for _ in range(PERMUTATIONS)])
+    rises = (drawn - pooled.mean()) * len(pooled) / len(before)  # the mean of those drawn, less that of the others
+    found = float(after.mean() - before.mean())
+    p = (1 + int((rises >= found - 1e-12).sum())) / (1 + PERMUTATIONS)
+    bound = float(np.quantile(rises, 1 - level, method="higher"))
+    return Rise(float(before.mean()), float(after.mean()), p, bound)
+
+
+def drift(arguments: argparse.Namespace) -> None:
+    """``cfl-flare drift`` compares the served model's losses on new data with those on the run's test samples.
+
+    Raises:
+        UnfitError: the losses have risen, by the test; the command's status is then 1.
+    """
+    level, name = arguments.level, arguments.participant
+    require(0 < level < 0.5, f"--level = {level} should be in (0, 0.5)")
+    path = find_model(Path(arguments.run), None, name)
+    meta = load_arrays(path)[1]
+    task, module, data = task_of(meta, path), read_model(path), reference(path, meta, arguments.reference)
+    reason = f"task {task.name!r} compares samples with each other, so that none has a loss of its own"
+    require(not task.relative, f"drift: {reason}; compare its measures by hand")
+    new = new_samples(arguments.data, data)
+    old = data.test if data.test.period is None else data.test.take(_latest(data.test.period))
+    before, after = (losses(module, task, samples, data.name) for samples in (old, new))
+    for what, of in (("the run's test samples", before), (f"--data = {arguments.data!r}", after)):
+        require(
+            len(of) >= FEWEST, f"drift: {what} are of {len(of)} patients, fewer than {FEWEST}; wait for more", DataError
+        )
+    found = rise(before, after, level)
+    change = f"the mean loss of its model was {found.before:.3g} on {len(before)} test samples of the run, and is "
+    change += (
+        f"{found.after:.3g} on {len(after)} new ones (p = {found.p:.2g}; a rise above {found.bound:.2g} is an alarm)"
+    )
+    print(f"{shown(data.name)}: {change}")
+    best = smallest_loss(path.parent.parent, task, new, data.name)
+    if best is not None:
+        print(f"the model of the run with the smallest loss on the new data is {best[0]}: {best[1]:.3g}")
+    if found.p <= level:
+        way_out = "join the run's clusters anew with this data by 'cfl-flare onboard', or train again"
+        raise UnfitError(
+            f"{shown(data.name)} has left its cluster: its new data is not what its model was tested on; {way_out}"
+        )
+    print(f"no sign that {shown(data.name)} has left its cluster")
+
+
+def _latest(period: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(period == period.max())
+
+
+def reference(path: Path, meta: Mapping[str, Any], named: str | None) -> ParticipantData:
+    """The data of the run's participant whose served model is in a file, as its models saw it."""
+    if "made_with" in meta:
+        return site_data(path, meta, named)[0]
+    folder, name = path.parent.parent, path.stem
+    known = (folder / SUMMARY).is_file()
+    require(known, f"drift: {path} is not in the folder of a run, and does not say how it was made; name such a folder")
+    require(
+        named is not None,
+        "drift: give --reference, the data of the run, as its --data was: its test samples are compared",
+    )
+    config = from_dict(DataConfig, load_run(folder).summary["data"], f"{folder}: data")
+    people = {data.name: data for data in config.host(read_source(str(named)), "local", 0, 1)}
+    require(
+        name in people, f"drift: --reference = {named!r} has no participant {shown(name)}; name the data of the run"
+    )
+    return people[name]
+
+
+def site_data(path: Path, meta: Mapping[str, Any], named: str | None) -> tuple[ParticipantData, dict[str, Any]]:
+    """A site's own data, on which a model was trained that it keeps, and the settings with which."""
+    way_out = "name a file in served/ of a run on what this site named by $CFL_DATA"
+    require("made_with" in meta, f"{path} does not say how it was trained; {way_out}")
+    made_with = schema.checked(meta["made_with"], str(path), MADE_WITH)
+    of_site = made_with["source"].get("class_path") == f"{SiteData.__module__}.{SiteData.__name__}"
+    require(of_site, f"{path} was trained on other data; {way_out}")
+    source = from_dict(SiteData, made_with["source"].get("args", {}), f"{path}: source")
+    source = source if named is None else replace(source, path=named)
+    (data,) = from_dict(DataConfig, made_with["data"], f"{path}: data").host(source, path.stem, 0, 1)
+    return data, made_with
+
+
+def new_samples(named: str, data: ParticipantData) -> Samples:
+    """All samples of a source, as the participant's models see them."""
+    source = own_source(named)
+    if data.preparation is not None:
+        source = _as_prepared(source, data.preparation)
+    train, test = read(source, f"drift: --data {named}")
+    samples = train.joined(test) if len(test) else train
+    if data.preparation is None:
+        return replace(samples, x=normalised(samples.x))
+    return replace(samples, x=check_values(data.preparation.apply(samples.x), named))
+
+
+def _as_prepared(source: DataSource, preparation: Preparation) -> DataSource:
+    inner = source.inner if isinstance(source, SiteData) else source
+    if not isinstance(inner, Table) or inner.columns is not None:
+        return inner
+    return replace(inner, columns=preparation.columns.to_dict())
+
+
+def losses(module: torch.nn.Module, task: LearningTask, samples: Samples, name: str) -> np.ndarray:
+    """The loss of each sample, or each patient's mean, ``(n,)``."""
+    if not len(samples):
+        return np.zeros(0)
+    outputs = outputs_of(module, samples.x, name, np.asarray).double()
+    task.check(outputs[:1].float(), samples.y, name)
+    split = Split(outputs, task.targets(samples.y))
+    if samples.patient is not None:
+        split = replace(split, patient=np.unique(samples.patient, return_inverse=True)[1])
+    return np.asarray(split.by_patient(task.sample_losses(outputs[None], split.y).numpy())[0])
+
+
+def smallest_loss(run: Path, task: LearningTask, samples: Samples, name: str) -> tuple[str, float] | None:
+    """The model of a run with the smallest mean loss, and that; None where there is none that can predict alone."""
+    means = {}
+    for path in sorted((run / MODELS).glob("*.safetensors")):
+        if not load_arrays(path)[1].get("untrained"):
+            means[path.stem] = float(losses(read_model(path), task, samples, name).mean())
+    return min(means.items(), key=lambda item: item[1], default=None)
