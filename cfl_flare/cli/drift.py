@@ -35,6 +35,8 @@ from cfl_flare.training.tasks import LearningTask
 MADE_WITH: schema.Fields = {**dict.fromkeys(("source", "data", "training"), schema.json_object), "seed": schema.count}
 # Permutations of the test, and the fewest patients with which a mean says something.
 PERMUTATIONS, FEWEST = 9999, 20
+# Two rises that differ by less are equal.
+ROUNDED = 1e-12
 
 
 def add_drift_options(command: Parser) -> None:
@@ -68,11 +70,11 @@ def rise(before: np.ndarray, after: np.ndarray, level: float = 0.05, seed: int =
 
     If both are draws of one distribution, whatever that is, p is at most the level with at most that probability.
     """
-    pooled, count, rng = np.concatenate((before, after)), len(after), stream(seed, "drift")
-    drawn = np.array([pooled[rng.permutation(len(pooled))[:count]].mean() for _ in range(PERMUTATIONS)])
-    rises = (drawn - pooled.mean()) * len(pooled) / len(before)  # the mean of those drawn, less that of the others
-    found = float(after.mean() - before.mean())
-    p = (1 + int((rises >= found - 1e-12).sum())) / (1 + PERMUTATIONS)
+    pooled, rng = np.concatenate((before, after)), stream(seed, "drift")
+    drawn = np.array([pooled[rng.permutation(len(pooled))[: len(after)]].mean() for _ in range(PERMUTATIONS)])
+    rises = (drawn - pooled.mean()) * len(pooled) / len(before)  # the mean of those drawn, minus that of the others
+    observed = float(after.mean() - before.mean())
+    p = (1 + int((rises >= observed - ROUNDED).sum())) / (1 + PERMUTATIONS)
     bound = float(np.quantile(rises, 1 - level, method="higher"))
     return Rise(float(before.mean()), float(after.mean()), p, bound)
 
@@ -94,24 +96,18 @@ def drift(arguments: argparse.Namespace) -> None:
     old = data.test if data.test.period is None else data.test.take(_latest(data.test.period))
     before, after = (losses(module, task, samples, data.name) for samples in (old, new))
     for what, of in (("the run's test samples", before), (f"--data = {arguments.data!r}", after)):
-        require(
-            len(of) >= FEWEST, f"drift: {what} are of {len(of)} patients, fewer than {FEWEST}; wait for more", DataError
-        )
-    found = rise(before, after, level)
-    change = f"the mean loss of its model was {found.before:.3g} on {len(before)} test samples of the run, and is "
-    change += (
-        f"{found.after:.3g} on {len(after)} new ones (p = {found.p:.2g}; a rise above {found.bound:.2g} is an alarm)"
-    )
-    print(f"{shown(data.name)}: {change}")
+        few = f"drift: {what} are of {len(of)} patients, fewer than {FEWEST}; wait for more"
+        require(len(of) >= FEWEST, few, DataError)
+    test, who = rise(before, after, level), shown(data.name)
+    print(f"{who}: mean loss {test.before:.3g} on {len(before)} test samples of the run, {test.after:.3g} on", end=" ")
+    print(f"{len(after)} new ones; p = {test.p:.2g}, and a rise of more than {test.bound:.2g} is an alarm")
     best = smallest_loss(path.parent.parent, task, new, data.name)
     if best is not None:
-        print(f"the model of the run with the smallest loss on the new data is {best[0]}: {best[1]:.3g}")
-    if found.p <= level:
-        way_out = "join the run's clusters anew with this data by 'cfl-flare onboard', or train again"
-        raise UnfitError(
-            f"{shown(data.name)} has left its cluster: its new data is not what its model was tested on; {way_out}"
-        )
-    print(f"no sign that {shown(data.name)} has left its cluster")
+        print(f"of the run's models, {best[0]} has the smallest loss on the new ones: {best[1]:.3g}")
+    if test.p <= level:
+        way_out = "let it join the clusters anew by 'cfl-flare onboard', or train again"
+        raise UnfitError(f"{who} has left its cluster: its model loses more on the new samples; {way_out}")
+    print(f"no sign that {who} has left its cluster")
 
 
 def _latest(period: np.ndarray) -> np.ndarray:
@@ -123,17 +119,14 @@ def reference(path: Path, meta: Mapping[str, Any], named: str | None) -> Partici
     if "made_with" in meta:
         return site_data(path, meta, named)[0]
     folder, name = path.parent.parent, path.stem
-    known = (folder / SUMMARY).is_file()
-    require(known, f"drift: {path} is not in the folder of a run, and does not say how it was made; name such a folder")
-    require(
-        named is not None,
-        "drift: give --reference, the data of the run, as its --data was: its test samples are compared",
-    )
+    reason = f"{path} is not in the folder of a run, and does not say how it was made"
+    require((folder / SUMMARY).is_file(), f"drift: {reason}; name the folder of a run")
+    named_by = "drift: the run's test samples are compared; name its data, as --data did, by --reference"
+    require(named is not None, named_by)
     config = from_dict(DataConfig, load_run(folder).summary["data"], f"{folder}: data")
     people = {data.name: data for data in config.host(read_source(str(named)), "local", 0, 1)}
-    require(
-        name in people, f"drift: --reference = {named!r} has no participant {shown(name)}; name the data of the run"
-    )
+    others = f"drift: --reference = {named!r} has no participant {shown(name)}"
+    require(name in people, f"{others}; name the data of the run")
     return people[name]
 
 
