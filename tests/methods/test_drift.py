@@ -7,25 +7,34 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from cfl_flare.cli import main
+from cfl_flare.cli.drift import losses as losses_of
+from cfl_flare.cli.drift import rise
 from cfl_flare.clustering.agglomerative import alike
 from cfl_flare.clustering.floor import Census, Floor
+from cfl_flare.core.config import build, describe
 from cfl_flare.core.errors import ColumnsError, ConfigError, PayloadError
-from cfl_flare.data import DataConfig, Digits
+from cfl_flare.data import DataConfig, DataSource, Digits, Samples, SiteData
 from cfl_flare.data.sources import MATRIX_A, Drifting
+from cfl_flare.data.table import Table
 from cfl_flare.engine.settings import ServerSettings
-from cfl_flare.engine.site import check_periods
+from cfl_flare.engine.site import Site, check_periods
 from cfl_flare.engine.task import check_update
 from cfl_flare.methods import Download, FedAvg, FedDrift, Method, ServerState, Update
 from cfl_flare.results.remarks import drift_in_run
+from cfl_flare.results.served import save_served
+from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.tasks import Classification
 from tests.loop import run_loop
 from tests.tiny import Coin, coin, initial, update
 
@@ -255,13 +264,13 @@ TRAINING = TrainSettings(lr=0.02, optimizer="adam", local_steps=20)
 CHANGES = ("0000", "0011", "0011")
 
 
-def run(method: Method, folder: Path, source: Drifting) -> ServerState:
+def run(method: Method, folder: Path, source: DataSource, per_period: int | None = 5) -> ServerState:
     return run_loop(
         method=method,
         model=MODEL,
         source=source,
         data=DataConfig(partition="natural"),
-        settings=ServerSettings(15, rounds_per_period=5),
+        settings=ServerSettings(15, rounds_per_period=per_period),
         training=TRAINING,
         folder=folder,
     ).state
@@ -318,3 +327,90 @@ def test_generated_points_have_the_concept_of_their_participant_and_period(conce
             expected = np.where(drifted, near[1], near[0])
         assert (y == expected).all() and 0 < y.mean() < 1
     assert not np.array_equal(train.x, test.x)
+
+
+# ---- After deployment ----
+
+
+def test_the_rise_of_a_loss_is_tested_by_permutations():
+    """Of 20 ways to draw 3 of 6 numbers, one has a mean as large as that of 4, 5 and 6."""
+    test = rise(np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0]))
+    assert (test.before, test.after) == (2, 5) and test.p == pytest.approx(1 / 20, abs=0.01)
+    assert round(test.bound, 6) in (2.333333, 3)  # the second largest rise, or the largest
+    fallen = rise(np.array([4.0, 5.0, 6.0]), np.array([1.0, 2.0, 3.0]))
+    assert fallen.p == 1
+    assert rise(np.ones(30), np.ones(40)).p == 1
+
+
+def test_without_a_change_alarms_are_as_rare_as_stated(monkeypatch):
+    """Of 600 hospitals with skewed losses, as many as 0.05 and three deviations; a rise by half is mostly seen."""
+    monkeypatch.setattr("cfl_flare.cli.drift.PERMUTATIONS", 199)
+    rng = np.random.default_rng(0)
+    same = [rise(rng.lognormal(size=40), rng.lognormal(size=25)).p <= 0.05 for _ in range(600)]
+    assert 0.01 < np.mean(same) < 0.05 + 3 * (0.05 * 0.95 / 600) ** 0.5
+    risen = [rise(rng.exponential(size=80), 1.5 * rng.exponential(size=80)).p <= 0.05 for _ in range(100)]
+    assert np.mean(risen) > 0.7
+
+
+def points(path: Path, concept: str, seed: int, owners: str = "") -> str:
+    """A table of points under a concept of SINE: of several owners, or new ones of a single hospital."""
+    x = np.random.default_rng(seed).random((80 * max(1, len(owners)), 2))
+    y = np.where((x[:, 1] <= np.sin(x[:, 0])) == (concept == "0"), "yes", "no")
+    names = [f",{owners[i % len(owners)]}" if owners else "" for i in range(len(x))]
+    rows = [f"{a:.6f},{b:.6f},{label}{name}" for (a, b), label, name in zip(x, y, names)]
+    path.write_text("\n".join(["a,b,label" + ",ward" * bool(owners), *rows]) + "\n")
+    return str(path)
+
+
+def test_a_hospital_asks_whether_it_has_left_its_cluster(tmp_path, capsys):
+    path, folder = points(tmp_path / "all.csv", "0", 0, "xyz"), tmp_path / "run"
+    run(FedAvg(), folder, Table(path, key="ward", test_share=0.5), None)
+    ask = ["drift", str(folder), "--participant", "x", "--reference", f"table:path={path},key=ward,test_share=0.5"]
+    assert main([*ask, "--data", points(tmp_path / "same.csv", "0", 1)]) == 0
+    said = capsys.readouterr()
+    assert "no sign that 'x' has left its cluster" in said.out and "80 new ones" in said.out and not said.err
+    assert "of the run's models, global has the smallest loss" in said.out
+    other = points(tmp_path / "other.csv", "1", 2)
+    assert main([*ask, "--data", other]) == 1
+    said = capsys.readouterr()
+    assert "'x' has left its cluster" in said.err and "cfl-flare onboard" in said.err and "p = 0.0001" in said.out
+    for words, message in (
+        ([*ask, "--data", other, "--level", "0.7"], "--level = 0.7 should be in"),
+        ([*ask[:4], "--data", other], "name its data, as --data did, by --reference"),
+        ([*ask[:5], f"table:path={other}", "--data", other], "set key in the data source"),
+        ([*ask[:3], "w", *ask[4:], "--data", other], "has no participant 'w'"),
+        ([*ask, "--data", str(tmp_path / "none.csv")], "none.csv"),
+    ):
+        assert main(words) == 2
+        assert message in capsys.readouterr().err
+    few = tmp_path / "few.csv"
+    few.write_text("".join((tmp_path / "same.csv").read_text().splitlines(keepends=True)[:12]))
+    assert main([*ask, "--data", str(few)]) == 2
+    assert "are of 11 patients, fewer than 20; wait for more" in capsys.readouterr().err
+
+
+def test_a_site_asks_with_what_it_keeps_and_patients_count_once(tmp_path, capsys, monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (300, 4, 4), np.uint8)
+    y = (x[:, 0, 0] > 127).astype(np.int64)
+
+    def written(name: str, test: slice, labels: np.ndarray) -> str:
+        parts = {"train": slice(100), "test": test}
+        images = {f"{part}_images": x[rows] for part, rows in parts.items()}
+        np.savez(tmp_path / name, **images, **{f"{part}_labels": labels[rows] for part, rows in parts.items()})
+        return str(tmp_path / name)
+
+    monkeypatch.setenv("CFL_DATA", written("ward.npz", slice(100, 200), y))
+    spec = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 4, 4], "num_classes": 2, "hidden": [8]}}
+    site = Site(FedAvg(), partial(build, spec, torch.nn.Module, "model"), TrainSettings(lr=0.05, local_steps=100), 0)
+    site.add(DataConfig().host(SiteData(), "ward", 0, 1))
+    served = Served.of(site.learner("ward", {}, 0).train(site.runtime.initial(0)))
+    made_with = {"source": describe(SiteData(), "data"), "data": {}, "training": {}, "seed": 0}
+    save_served(tmp_path / "served", "ward", served, spec, 1, made_with=made_with)
+    for labels, status in ((y, 0), (1 - y, 1)):
+        new = written("new.npz", slice(200, 300), labels)
+        assert main(["drift", str(tmp_path), "--data", new]) == status
+        assert "on 100 test samples of the run" in capsys.readouterr().out
+    samples = Samples(np.zeros((4, 1), np.float32), np.array([0, 0, 1, 0]), patient=np.array([7, 7, 7, 2]))
+    by_patient = losses_of(Coin(), Classification(), samples, "ward")  # of zeros every loss is log 2
+    np.testing.assert_allclose(by_patient, [np.log(2)] * 2)
