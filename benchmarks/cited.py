@@ -7,6 +7,7 @@ A document names a figure in a comment before it, which a browser does not show,
     <!--figure paired cluster_dirichlet wecfl accuracy-->                    mean, with its deviation over seeds
     <!--difference paired cluster_dirichlet ifca-cam ifca accuracy-->        of two rows, paired by seed, 95 % interval
     <!--across blood labels fesem local accuracy-->                          of two commits, which the text says
+    <!--across stroke-more natural country stroke/finetune loss-->           and of another result
     <!--published family cluster_dirichlet wecfl accuracy-->                 what the paper has
     <!--published family cluster_dirichlet ifca-cam ifca accuracy-->         a difference of two such
     <!--spread starts cluster_dirichlet ifca accuracy-->                     over all deals and seeds: mean, least, most
@@ -63,7 +64,9 @@ def figure(text: str) -> str:
 def difference(text: str, across: bool = False) -> str:
     """``+0.8 (0.3 to 1.3)``: of two rows."""
     result, partition, one, other, name, *words = text.split()
-    differences = paired(group(result, partition, one, words), group(result, partition, other, words), name, across)
+    other_result, _, row = other.rpartition("/") if across else (result, "", other)
+    cells, others = group(result, partition, one, words), group(other_result or result, partition, row, words)
+    differences = paired(cells, others, name, across)
     places = digits(name)
     if len(differences) == 1:
         return f"{signed(differences[0], places)} (one seed)"

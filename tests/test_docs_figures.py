@@ -238,6 +238,9 @@ def test_rows_of_two_commits_are_not_laid_beside_each_other(results: Path) -> No
     kept.kept.cache_clear()
     with pytest.raises(cited.CitationError, match="of different commits"):
         cited.difference("tiny labels fesem local accuracy")
+    assert cited.difference("tiny labels fesem local accuracy", across=True) == "+0.0 (-24.8 to +24.8)"
+    add_cells(results / "other", [cell("ifca", seed, 0.8, commit="c3") for seed in range(3)])
+    assert cited.difference("tiny labels fesem other/ifca accuracy", across=True) == "+10.0 (+10.0 to +10.0)"
 
 
 def test_a_table_says_what_made_it(results: Path) -> None:
