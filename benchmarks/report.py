@@ -309,11 +309,16 @@ def texts(cells: Sequence[Cell], name: str) -> dict[str, str]:
 
 
 def write_report(cells: Path | zipfile.Path, out: Path) -> None:
-    """Writes ``<out>.json``, ``<out>.md`` and figures: ``<out>.png`` of the accuracy, and of what else is compared."""
+    """Writes ``<out>.json``, ``<out>.md`` and figures: ``<out>.png`` of the accuracy, and of what else is compared.
+
+    There are no figures if every cell is measured in one round: they are over rounds.
+    """
     ordered = finished(cells)
     out.parent.mkdir(parents=True, exist_ok=True)
     for ending, text in texts(ordered, out.name).items():
         Path(f"{out}{ending}").write_text(text)
+    if all(sum("served_accuracy" in r for r in cell.rounds) < 2 for cell in ordered):
+        return
     draw(ordered, "accuracy", Path(f"{out}.png"))
     for name in ordered[0].plan.compared:
         if name != "accuracy" and any(FIGURES[name].key in r for cell in ordered for r in cell.rounds):

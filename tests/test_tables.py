@@ -231,6 +231,16 @@ def test_a_cell_takes_the_place_of_an_older_one_of_its_name(tmp_path: Path) -> N
     assert found == {"fedavg": 0.6, "wecfl": 0.7}
 
 
+@pytest.mark.parametrize(("accuracy", "drawn"), [([None, 0.5], False), ([0.4, 0.5], True)])
+def test_a_report_has_pictures_if_there_is_more_than_one_round_to_draw(
+    tmp_path: Path, accuracy: list[float | None], drawn: bool
+) -> None:
+    cell(tmp_path / "cells", "fedavg", 0, accuracy)
+    report.write_report(tmp_path / "cells", tmp_path / "out")
+    assert (tmp_path / "out.md").is_file()
+    assert (tmp_path / "out.png").exists() == drawn
+
+
 def test_a_process_that_is_killed_while_it_writes_leaves_the_cells_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
