@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from common import commit, write_json
+from scipy.stats import binomtest
 
 from cfl_flare.cli.specs import read_source
 from cfl_flare.core.seeds import stream
@@ -184,7 +185,10 @@ def measure_gate(folder: Path, seeds: Iterable[int], dp: Mapping[str, Any] | Non
 
 
 def gate_summary(folder: Path) -> dict[str, Any]:
-    """For each data set, regime and size of a cluster: how many models were stopped, and what attacks reached."""
+    """For each data set, regime and size of a cluster: how many models were stopped, and what attacks reached.
+
+    ``totals`` has the numbers over all sizes, and the lower end of the 95 % interval of the share that was stopped.
+    """
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for line in map(json.loads, (folder / GATE).read_text().splitlines()):
         for label, of in line["clusters"].items():
@@ -198,7 +202,13 @@ def gate_summary(folder: Path) -> dict[str, Any]:
         counts = {"sites": sites, "models": len(runs), "stopped": sum(run["stopped"] for run in runs)}
         commits = sorted({run["commit"] for run in runs})
         rows.append({"data": data, "regime": regime, "dp": json.loads(dp), **counts, **means, "commits": commits})
-    return {"bound": BOUND, "tests": TESTS, "summary": rows}
+    totals = []
+    for data, regime in dict.fromkeys((row["data"], row["regime"]) for row in rows):
+        of_regime = [row for row in rows if (row["data"], row["regime"]) == (data, regime)]
+        models, stopped = (sum(row[key] for row in of_regime) for key in ("models", "stopped"))
+        least = float(binomtest(stopped, models).proportion_ci(0.95, "exact").low)
+        totals.append({"data": data, "regime": regime, "models": models, "stopped": stopped, "least_share": least})
+    return {"bound": BOUND, "tests": TESTS, "summary": rows, "totals": totals}
 
 
 def main() -> None:
