@@ -109,7 +109,7 @@ def test_what_installs_is_what_the_readme_says():
 def test_the_operator_s_guide(trial):
     names = {"/srv/ward/cells.npz": shlex.quote(str(trial.data[SITE])), "/srv/cfl_state": str(trial.state_root(SITE))}
     table = trial.folder / "ward.csv"
-    table.write_text("age,marker,diagnosis\n" + "".join(f"{40 + i},{i % 7},{i % 2}\n" for i in range(80)))
+    table.write_text("age,marker,diagnosis,pid\n" + "".join(f"{40 + i},{i % 7},{i % 2},p{i}\n" for i in range(80)))
     names["/srv/ward/ward.csv"] = shlex.quote(str(table))
     # The folder of a running job, which is in the job store by then, and the same files in what was downloaded.
     names["hospitals-server/5b1c2e5c-61f5-4b0f-9d0c-2f3f2a0b7c11"] = "results"
