@@ -44,7 +44,7 @@ from cfl_flare.engine.plan import JobSettings, RunPlan
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.engine.site import Site
-from cfl_flare.methods import IFCA, CLoVE, Download, FedAvg, FedDrift, Local, Method, ServerState, Update
+from cfl_flare.methods import IFCA, Download, FedAvg, FedDrift, Local, Method, ServerState, Update
 from cfl_flare.methods.slots import cluster_slot
 from cfl_flare.methods.state import PLAIN, Traits
 from cfl_flare.training.settings import TrainSettings
@@ -96,10 +96,8 @@ class Oracle(Method):
 ROWS: dict[str, Method] = {
     "oracle": Oracle(),
     "feddrift": FedDrift(),
-    "feddrift, delta=0.1": FedDrift(delta=0.1),
     "feddrift-eager": FedDrift(eager=True),
     "ifca": IFCA(k=2),
-    "clove": CLoVE(k=2),
     "fedavg": FedAvg(),
     "local": Local(),
 }
@@ -249,15 +247,20 @@ def summary(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=list(range(SEEDS)), help="which of the seeds are run now"
+    )
+    arguments = parser.parse_args()
+    out = arguments.out
     content = json.loads(out.read_text()) if out.is_file() else {**provenance(), "cells": {}}
-    for seed in range(SEEDS):
+    for seed in arguments.seeds:
         for name in NAMES:
             if f"{name}/{seed}" not in content["cells"]:
                 content["cells"][f"{name}/{seed}"] = measure(name, seed)
                 print(name, seed, content["cells"][f"{name}/{seed}"], flush=True)
                 out.write_text(json.dumps(content))
-    content["means"] = summary(content["cells"])
+    if len(content["cells"]) == SEEDS * len(NAMES):
+        content["means"] = summary(content["cells"])
     out.write_text(json.dumps(content))
 
 
