@@ -226,21 +226,24 @@ def measure(name: str, seed: int) -> dict[str, Any]:
     return hospitals(seed, by_date=what == "stroke, by date")
 
 
+BASES = ("oracle", "fedavg", "ifca")
 NAMES = [f"{what}/{row}" for what in ("sine", "circle") for row in (*ROWS, "majority")]
 NAMES += ["unchanged/sine", "unchanged/circle", "stroke, shuffled/", "stroke, by date/"]
 
 
 def summary(cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Means over seeds, and differences to the oracle and to FedAvg, paired by seed, with 95 % intervals."""
+    """Means over seeds by data and row, and differences to other rows, paired by seed, with 95 % intervals."""
     means: dict[str, Any] = {}
     for name in NAMES:
+        what, _, row = name.partition("/")
         of_seed = [cells[f"{name}/{seed}"] for seed in range(SEEDS)]
-        means[name] = {key: statistics.fmean(cell[key] for cell in of_seed) for key in of_seed[0]}
-        what = name.partition("/")[0]
-        for base in ("oracle", "fedavg", "ifca") if what in ("sine", "circle") else ():
+        mean = {key.replace("=0.", "_"): statistics.fmean(cell[key] for cell in of_seed) for key in of_seed[0]}
+        for base in BASES if what in ("sine", "circle") else ():
             for key in ("end", "next"):
                 pairs = [cell[key] - cells[f"{what}/{base}/{seed}"][key] for seed, cell in enumerate(of_seed)]
-                means[name][f"{key} above {base}"] = list(interval(pairs)) if any(pairs) else [0.0, 0.0, 0.0]
+                mean[f"{key}_{base}"] = list(interval(pairs))
+        data, _, order = what.partition(", ")
+        means.setdefault(data, {})[row or order.replace(" ", "_")] = mean
     return means
 
 

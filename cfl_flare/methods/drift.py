@@ -125,8 +125,9 @@ class FedDrift(Method):
             seen[name] = [history, counts.tolist(), float(u.arrays[LOSSES][-1].min())]
             bank.setdefault(cluster_slot(k), bank[self._best(state, u)])
         drifted = [name for name in sent if assignment[name] not in pool]
-        opened = known + [state.period] * (max([-1, *(assignment[name] for name in drifted)]) + 1 - len(known))
-        notes = {"drifted": drifted, OPENED: list(range(len(known), len(opened)))} if sent else {}
+        new = sorted({assignment[name] for name in drifted} - {*range(len(known))})
+        opened = known + [state.period] * (max(new, default=-1) + 1 - len(known))
+        notes = {"drifted": drifted, OPENED: new} if sent else {}
         after = replace(state.after(bank, assignment, **{SEEN: seen, OPENED: opened}), notes=notes)
         return self._merged(after, sent, pool) if sent and state.period > state.extras["period"] else after
 
