@@ -75,6 +75,10 @@ def _is_matrix(rows: Any) -> bool:
     return texts and len({len(row) for row in rows}) == 1
 
 
+# A job may name this source: what it asks for must fit into a site's memory.
+MOST_POINTS = 10_000_000
+
+
 @dataclass(frozen=True)
 class Drifting(NamedSource):
     """Generated points in the unit square, of two concepts, between which participants change with the periods.
@@ -94,6 +98,13 @@ class Drifting(NamedSource):
     )
     samples: int = setting(100, help="training samples of a participant in each period, and as many for testing", ge=2)
     seed: int = setting(0, help="seed of the points", ge=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rows = self.changes or MATRIX_A
+        points = len(rows) * len(rows[0]) * self.samples
+        many = f"data drifting: {len(rows)} periods of {len(rows[0])} participants with {self.samples} samples each"
+        require(points <= MOST_POINTS, f"{many} are {points:,} points, more than {MOST_POINTS:,}; lower samples")
 
     @property
     def usual_partition(self) -> Mapping[str, Any]:

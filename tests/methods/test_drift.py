@@ -310,6 +310,8 @@ def test_refusals():
     for changes in (("00", "0"), ("02",), (), "01", [10]):
         with pytest.raises(ConfigError, match="changes"):
             Drifting(changes=changes)
+    with pytest.raises(ConfigError, match=r"are 90,000,000,000 points, more than 10,000,000; lower samples"):
+        Drifting(samples=10**9, changes=["0" * 10] * 9)  # a site's memory
 
 
 @pytest.mark.parametrize("concept", ["sine", "circle"])
