@@ -86,4 +86,4 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     if not os.environ.get("CFL_DATA_ROOT") or not source.is_file():
         pytest.skip("CFL_DATA_ROOT holds no bloodmnist28.npz")
     folder = tmp_path_factory.mktemp("trial")
-    yield from deployed(folder, hospitals(source, folder / "data"))
+    yield from deployed(folder, hospitals(source, folder / "data"), patients="pid")

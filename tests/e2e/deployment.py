@@ -265,10 +265,10 @@ def hospitals(source: Path, folder: Path, count: int = 3, train: int = 240, test
     return files
 
 
-def deployed(folder: Path, data: dict[str, Path]) -> Iterator[Deployment]:
-    """A running deployment, for a fixture."""
+def deployed(folder: Path, data: dict[str, Path], patients: str = "") -> Iterator[Deployment]:
+    """A running deployment, for a fixture; the first hospital says that these arrays name its patients."""
     deployment = Deployment(folder, data)
-    deployment.settings[deployment.sites[0]] = {"CFL_PATIENT": "pid"}
+    deployment.settings[deployment.sites[0]] = {"CFL_PATIENT": patients} if patients else {}
     try:
         deployment.start_all()
         yield deployment
