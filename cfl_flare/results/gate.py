@@ -94,7 +94,8 @@ def gate_lines(summary: Mapping[str, Any]) -> list[str]:
     lines = []
     if isinstance(private, Mapping):
         epsilon, delta = (shown(private.get(name)) for name in ("epsilon", "delta"))
-        lines.append(f"differential privacy of each patient: epsilon at most {epsilon}, with delta = {delta}")
+        unit = "each patient, or of each sample where a site names no patients"  # which only the site knows
+        lines.append(f"differential privacy of {unit}: epsilon at most {epsilon}, with delta = {delta}")
     for model, of_model in measured["models"].items():
         rates = (
             f"{name} {of['tpr']:.1%} ({of['interval'][0]:.1%} to {of['interval'][1]:.1%})"
