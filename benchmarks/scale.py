@@ -8,11 +8,15 @@ measured. The server's part is measured apart, each in a process of its own, wit
 until they are accepted, CPU seconds of the aggregation (with its clustering), and by how much the peak of its memory
 grows. Slopes are those of a line through the logarithms: 1 means that twice the participants cost twice as much.
 
+With ``--parts server --hidden 14000``, whole models of 11 million parameters are compared.
+
 ``fedac``: memory, disk and time of FedAC's server with many participants of a model of a million parameters. The
 participants do not train: each sends its group's direction and noise. A first round asks all of them, so that every
 model is known; the others ask a quarter.
 
     CFL_DATA_ROOT=... python benchmarks/scale.py methods --out benchmarks/results/scale.json
+    python benchmarks/scale.py methods --parts server --hidden 14000 --participants 50 200 \
+        --methods wecfl-all fl-hc-all --out benchmarks/results/whole-models.json
     python benchmarks/scale.py fedac --rounds 3 --out benchmarks/results/fedac-memory.json
 """
 
@@ -45,10 +49,15 @@ from cfl_flare.methods import Download, Participant, Update, build_method
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
 
-MODEL = {
-    "class_path": "cfl_flare.models.MLP",
-    "args": {"input_shape": [1, 28, 28], "num_classes": 10, "hidden": [32]},
-}
+
+def model_of(hidden: int) -> dict[str, Any]:
+    """A network with one hidden layer of this width."""
+    return {
+        "class_path": "cfl_flare.models.MLP",
+        "args": {"input_shape": [1, 28, 28], "num_classes": 10, "hidden": [hidden]},
+    }
+
+
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "fedavg"},
     "ifca": {"method": "ifca", "k": 10, "assignment_samples": 8},
@@ -56,16 +65,18 @@ METHODS: dict[str, dict[str, Any]] = {
     "wecfl": {"method": "wecfl", "k": 10},
     "fl-hc": {"method": "fl-hc", "k": 10, "rounds_before": 1},
     "fedac": {"method": "fedac", "k": 10},
+    "wecfl-all": {"method": "wecfl", "k": 10, "cluster_on": "all"},
+    "fl-hc-all": {"method": "fl-hc", "k": 10, "rounds_before": 1, "cluster_on": "all"},
 }
 GROUPS, ROUNDS = 10, 3
 
 
-def whole_round(name: str, participants: int) -> dict[str, float]:
+def whole_round(name: str, participants: int, hidden: int) -> dict[str, float]:
     """Median seconds of a round in the loop, and of its CPU."""
     marks: list[tuple[float, float]] = []
     plan = RunPlan(
         method=build_method(METHODS[name]),
-        model=MODEL,
+        model=model_of(hidden),
         reader=Npz("fashionmnist.npz"),
         data=DataConfig(participants, {"partition": "iid"}, 0, min_samples=4),
         server=ServerSettings(ROUNDS + 1, key_metric=""),
@@ -76,12 +87,12 @@ def whole_round(name: str, participants: int) -> dict[str, float]:
     return {"round_seconds": float(wall), "round_cpu_seconds": float(cpu)}
 
 
-def server_part(name: str, participants: int) -> dict[str, float]:
+def server_part(name: str, participants: int, hidden: int) -> dict[str, float]:
     """The server's cost of the second of two rounds, with updates that fall into ten groups; memory is that of both."""
     for library in ("scipy.cluster.hierarchy", "sklearn.cluster", "sklearn.metrics"):
         import_module(library)  # what that takes is no participant's doing
 
-    method, make_model = build_method(METHODS[name]), model_factory(MODEL)
+    method, make_model = build_method(METHODS[name]), model_factory(model_of(hidden))
     layout = ResidentModel(make_model()).layout
     people = [Participant(f"p{i}", "site-1", 1) for i in range(participants)]
     start = method.start(lambda i: untrained(make_model, 0, i))
@@ -99,12 +110,13 @@ def server_part(name: str, participants: int) -> dict[str, float]:
             started = time.process_time()
             server.accept(answer, "site-1")
             accepting += time.process_time() - started
-        started = time.process_time()
+        started = time.process_time(), time.monotonic()
         server.finish_round()
-        aggregating = time.process_time() - started
+        aggregating, lasting = time.process_time() - started[0], time.monotonic() - started[1]
     return {
         "accept_cpu_seconds": accepting,
         "aggregate_cpu_seconds": aggregating,
+        "aggregate_seconds": lasting,
         "server_MB": peak_megabytes() - before,
         "models_MB": participants * layout.nbytes / 2**20,
     }
@@ -145,15 +157,15 @@ def measure_methods(given: argparse.Namespace) -> None:
         for participants in given.participants:
             if str(participants) in found["participants"]:
                 continue
-            parts = [in_own_process(__file__, "one", part, name, participants) for part in PARTS]
+            parts = [in_own_process(__file__, "one", part, name, participants, given.hidden) for part in given.parts]
             measured = {k: v for part in parts for k, v in part.items()}
             found["participants"][str(participants)] = {k: round(v, 4) for k, v in measured.items()}
             found["provenance"] = provenance()
             print(f"{name:8} {participants:6} " + " ".join(f"{k} {v:.3f}" for k, v in measured.items()), flush=True)
             keys = ("round_cpu_seconds", "accept_cpu_seconds", "aggregate_cpu_seconds", "server_MB")
             if len(found["participants"]) > 1:
-                found["slopes"] = {key: round(slope(found["participants"], key), 2) for key in keys}
-            given.out.write_text(json.dumps({"model": MODEL, **result}, indent=1) + "\n")
+                found["slopes"] = {key: round(slope(found["participants"], key), 2) for key in keys if key in measured}
+            given.out.write_text(json.dumps({"model": model_of(given.hidden), **result}, indent=1) + "\n")
 
 
 # ---- FedAC's server ----
@@ -238,7 +250,9 @@ def main() -> None:
     methods = commands.add_parser("methods", help="time and memory of every method")
     methods.set_defaults(do=measure_methods)
     methods.add_argument("--participants", type=int, nargs="+", default=[50, 200, 1000, 5000])
-    methods.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    methods.add_argument("--methods", nargs="+", choices=METHODS, default=[n for n in METHODS if "all" not in n])
+    methods.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    methods.add_argument("--hidden", type=int, default=32, help="width of the model's hidden layer")
     fedac = commands.add_parser("fedac", help="memory, disk and time of FedAC's server")
     fedac.set_defaults(do=measure_fedac)
     fedac.add_argument("--participants", type=int, default=1000)
@@ -248,10 +262,11 @@ def main() -> None:
     for command in (methods, fedac):
         command.add_argument("--out", type=Path, required=True, help="a JSON file")
     one = commands.add_parser("one", help="one measurement of a method, in this process")
-    one.set_defaults(do=lambda given: tell(PARTS[given.part](given.name, given.participants)))
+    one.set_defaults(do=lambda given: tell(PARTS[given.part](given.name, given.participants, given.hidden)))
     one.add_argument("part", choices=PARTS)
     one.add_argument("name", choices=METHODS)
     one.add_argument("participants", type=int)
+    one.add_argument("hidden", type=int)
     given = options.parse_args()
     torch.set_num_threads(1)
     given.do(given)

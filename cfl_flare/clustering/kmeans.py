@@ -4,30 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from functools import partial
 
 import numpy as np
 
 from cfl_flare.clustering.floor import Sizes
-from cfl_flare.clustering.measures import inner_products
 from cfl_flare.core.errors import ConfigError
-
-BLOCK = 128  # rows
-
-
-def stacked(rows: Iterable[tuple[np.ndarray, float]], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Features ``(m, d)`` float32 and weights ``(m,)`` from rows that arrive one at a time, without a second copy.
-
-    >>> stacked(iter([(np.array([1.0, 2.0]), 3.0)]), 1)
-    (array([[1., 2.]], dtype=float32), array([3.]))
-    """
-    features, weights = np.zeros((0, 0), np.float32), np.zeros(count)
-    for i, (row, weight) in enumerate(rows):
-        if not i:
-            features = np.empty((count, len(row)), np.float32)
-        features[i], weights[i] = row, weight
-    return features, weights
 
 
 def numbered(labels: np.ndarray) -> np.ndarray:
@@ -71,13 +54,11 @@ def first_kmeans(
             "lower k or let more take part"
         )
     with threadpool_limits(1):  # in a simulation all sites share the cores
-        points = _points(features)
-        # Of scikit-learn's tolerance, a share of the mean variance of a column, that of the features is meant.
-        kmeans = KMeans(k, n_init=starts, random_state=seed, tol=1e-4 * points.shape[1] / features.shape[1])
-        labels = kmeans.fit(points, sample_weight=weights / weights.mean()).labels_
+        kmeans = KMeans(k, n_init=starts, random_state=seed, tol=0)
+        labels = kmeans.fit(features, sample_weight=weights / weights.mean()).labels_
         if sizes is None or sizes.met(labels):
             return numbered(labels)
-        placed = numbered(_first_under_floor(points, min(k, sizes.clusters), weights, starts, seed, sizes))
+        placed = numbered(_first_under_floor(features, min(k, sizes.clusters), weights, starts, seed, sizes))
         sizes.note(_named_as(labels, placed), placed)
         return placed
 
@@ -127,14 +108,6 @@ def _first_under_floor(
     return closest(points, centres, weights, sizes, needed=range(k))
 
 
-def _points(features: np.ndarray) -> np.ndarray:
-    """Points ``(m, m)`` at the same distances as the features, whose rows may be long; one pass computes them."""
-    if len(features) >= features.shape[1]:
-        return features
-    values, vectors = np.linalg.eigh(inner_products(features, centred=True))
-    return np.asarray(vectors * np.sqrt(np.maximum(values, 0)))
-
-
 def nearest(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
     """Index of the nearest centre (Euclidean), ``(m,)``; ties to the lowest."""
     from sklearn.metrics import pairwise_distances_argmin
@@ -142,8 +115,7 @@ def nearest(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
     # Models differ little compared with their size: subtract what they share before squaring. The median ignores a
     # stray centre.
     origin = np.median(centres, axis=0)
-    shifted = centres - origin
-    return np.concatenate([pairwise_distances_argmin(block - origin, shifted) for block in blocks(features)])
+    return np.asarray(pairwise_distances_argmin(features - origin, centres - origin))
 
 
 def closest(
@@ -160,13 +132,7 @@ def squared_distances(features: np.ndarray, centres: np.ndarray, weights: np.nda
     from sklearn.metrics.pairwise import euclidean_distances
 
     origin = np.median(centres, axis=0)
-    rows = [euclidean_distances(block - origin, centres - origin, squared=True) for block in blocks(features)]
-    return np.asarray(weights[:, None] * np.concatenate(rows).astype(np.float64))
-
-
-def blocks(features: np.ndarray) -> Iterator[np.ndarray]:
-    """A few rows at a time, as views, so that a float64 copy of all rows is never made."""
-    return (features[i : i + BLOCK] for i in range(0, len(features), BLOCK))
+    return weights[:, None] * np.asarray(euclidean_distances(features - origin, centres - origin, squared=True))
 
 
 def lloyd(
@@ -216,9 +182,7 @@ def _steps(
 def _centres(features: np.ndarray, labels: np.ndarray, weights: np.ndarray, before: np.ndarray) -> np.ndarray:
     """The M-step: weighted means ``(k, d)``, an empty cluster's centre where it was."""
     member_weights = np.where(labels[:, None] == np.arange(len(before)), weights[:, None], 0.0)  # (m, k)
-    sums, used = np.zeros_like(before), member_weights.any(axis=0)
-    for w, rows in zip(blocks(member_weights), blocks(features)):
-        sums += w.T @ rows
+    used = member_weights.any(axis=0)
     centres = before.copy()
-    centres[used] = sums[used] / member_weights.sum(axis=0)[used, None]
+    centres[used] = (member_weights.T @ features)[used] / member_weights.sum(axis=0)[used, None]
     return centres

@@ -5,30 +5,82 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from tempfile import SpooledTemporaryFile
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-# Columns of an array that are converted to float64 at a time.
+# Columns of all rows that are in memory at a time.
 COLUMNS = 2**14
+# Rows that take more bytes wait on disk.
+IN_MEMORY = 256 * 2**20
+# The share of two rows' squared lengths that rounding leaves of the distance between equal rows.
+ROUNDING = 1e-12
 
 
-def inner_products(features: np.ndarray, centred: bool = False) -> np.ndarray:
-    """The inner products of all pairs of rows, or of their differences from the mean row, ``(m, m)`` float64.
+class Rows:
+    """Vectors of one length that arrive one at a time; large ones wait in a temporary file.
+
+    Memory is needed for two of them, and for `IN_MEMORY` bytes.
+    """
+
+    def __init__(self, rows: Iterable[np.ndarray]):
+        self._file = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 - deleted with these rows
+        self.count, self.length, self._dtype = 0, 0, np.dtype(np.float32)
+        for row in rows:
+            self.count, self.length, self._dtype = self.count + 1, len(row), row.dtype
+            self._file.write(np.ascontiguousarray(row).data)
+
+    def columns(self, start: int, stop: int) -> np.ndarray:
+        """Some columns ``(n, stop - start)`` of all rows."""
+        part, size = np.empty((self.count, stop - start), self._dtype), self._dtype.itemsize
+        for i in range(self.count):
+            self._file.seek((i * self.length + start) * size)
+            part[i] = np.frombuffer(self._file.read((stop - start) * size), self._dtype)
+        return part
+
+    def inner_products(self) -> np.ndarray:
+        """The inner products of all pairs, ``(n, n)`` float64; one pass over the columns."""
+        from threadpoolctl import threadpool_limits
+
+        products = np.zeros((self.count, self.count))
+        with threadpool_limits(1):  # the same sums on any number of cores; in a simulation all sites share them
+            for start in range(0, self.length, COLUMNS):
+                part = self.columns(start, min(start + COLUMNS, self.length)).astype(np.float64)
+                products += part @ part.T
+        return products
+
+
+def inner_products(rows: Iterable[np.ndarray]) -> np.ndarray:
+    """The inner products of all pairs of n rows, ``(n, n)`` float64.
 
     >>> inner_products(np.array([[1, 2], [3, 4]], np.float32)).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
-    >>> inner_products(np.array([[1, 2], [3, 4]], np.float32), centred=True).tolist()
-    [[2.0, -2.0], [-2.0, 2.0]]
     """
-    products = np.zeros((len(features), len(features)))
-    for start in range(0, features.shape[1], COLUMNS):
-        part = features[:, start : start + COLUMNS].astype(np.float64)
-        if centred:
-            part -= part.mean(axis=0)
-        products += part @ part.T
-    return products
+    return Rows(rows).inner_products()
+
+
+def points(rows: Iterable[np.ndarray]) -> np.ndarray:
+    """Points with the inner products of n rows, so with their lengths, distances and cosines, ``(n, min(n, d))``.
+
+    A row's point is as precise as its length allows, however long another row is. Equal rows have equal points. The
+    rows themselves are returned unless they are longer than there are rows.
+
+    >>> at = points(np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 2.0]]))
+    >>> (at @ at.T).round(6).tolist()
+    [[25.0, 0.0], [0.0, 4.0]]
+    """
+    waiting = Rows(rows)
+    if waiting.length <= waiting.count:
+        return waiting.columns(0, waiting.length)
+    products = waiting.inner_products()
+    squares = np.diag(products)
+    scale = np.sqrt(np.where(squares > 0, squares, 1.0))
+    values, vectors = np.linalg.eigh(products / scale / scale[:, None])
+    at = vectors * np.sqrt(np.maximum(values, 0)) * np.sqrt(squares)[:, None]
+    equal = squares[:, None] + squares - 2 * products <= ROUNDING * np.minimum(squares[:, None], squares)
+    return np.asarray(at[equal.argmax(axis=1)])
 
 
 def leading(products: np.ndarray, count: int) -> np.ndarray:

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,8 @@ import numpy as np
 
 from cfl_flare.clustering.differences import exposed
 from cfl_flare.clustering.floor import Census, Floor, Mixture, memberships
-from cfl_flare.clustering.kmeans import squared_distances, stacked
+from cfl_flare.clustering.kmeans import squared_distances
+from cfl_flare.clustering.measures import points
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import append, json_lines, make_folder
@@ -140,13 +142,15 @@ def under_floor(method: Method, before: ServerState, updates: Sequence[Update], 
     labels = np.array([assignment[name] for name in names])
 
     def costs() -> np.ndarray:
-        features, even = stacked(((clustering.vector(u), 1.0) for u in updates), len(updates))
-        distances = np.full((len(names), max(everyone.values()) + 1), np.inf)
-        for k in sorted(set(everyone.values())):
-            present = features[labels == k]
-            centre = present.mean(axis=0, dtype=np.float64) if len(present) else clustering.centre(before, k)
-            if centre is not None:
-                distances[:, k] = squared_distances(features, centre[None], even)[:, 0]
+        clusters = sorted(set(everyone.values()))
+        absent = {k: clustering.centre(before, k) for k in clusters if k not in labels}
+        centres = {k: centre for k, centre in absent.items() if centre is not None}
+        at = points(chain(map(clustering.vector, updates), centres.values()))
+        means = dict(zip(centres, at[len(names) :]))
+        means |= {k: at[: len(names)][labels == k].mean(axis=0, dtype=np.float64) for k in clusters if k in labels}
+        distances = np.full((len(names), clusters[-1] + 1), np.inf)
+        for k, mean in means.items():
+            distances[:, k] = squared_distances(at[: len(names)], mean[None], np.ones(len(names)))[:, 0]
         return distances
 
     placed = census.of(names, before.assignment).assigned(labels, costs)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cfl_flare.clustering.gap import NUMBER, ClusterCount, in_words, noted, number_of_clusters
-from cfl_flare.clustering.kmeans import stacked
 from cfl_flare.clustering.measures import inner_products
 from cfl_flare.core.config import from_dict, require, require_whole
 from cfl_flare.core.params import Layout, Params
@@ -69,8 +68,8 @@ class Warmup(FedAvg):
         """The clusters found, in the round that finds them."""
         if not self.searches(state):
             return {}
-        features, _ = stacked(((self.base.features(u.main_diff), 1.0) for u in updates), len(updates))
-        products, names = inner_products(features), [u.participant for u in heads(updates)]
+        products = inner_products(self.base.features(update.main_diff) for update in updates)
+        names = [u.participant for u in heads(updates)]
         number, labels, counted = self._number(products, names, state)
         state.notes[NUMBER] = note = noted(number, counted)
         logger.info("%s", in_words(note))

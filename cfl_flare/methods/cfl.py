@@ -13,7 +13,7 @@ import numpy as np
 
 from cfl_flare.clustering.agglomerative import agglomerate, distances_between, distances_to_means
 from cfl_flare.clustering.floor import Sizes
-from cfl_flare.clustering.kmeans import stacked
+from cfl_flare.clustering.measures import points
 from cfl_flare.core.params import Layout, Params, WeightedMean
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
@@ -102,9 +102,9 @@ class CFL(Method):
         for parent in self._ripe(state, updates):
             members = [i for i, u in enumerate(updates) if cluster_slot(parent) in u.diffs]
             names = [updates[i].participant for i in members]
-            rows = ((self.features(updates[i].main_diff), 1.0) for i in members)
+            rows = points(self.features(updates[i].main_diff) for i in members)
             here = None if state.census is None else state.census.of(names, {})
-            halves = self._halves(stacked(rows, len(members))[0], here)
+            halves = self._halves(rows, here)
             if halves is not None:
                 new = max([self.clusters_in(state) - 1, *assignment.values()]) + 1
                 assignment.update({name: new for name, half in zip(names, halves) if half})

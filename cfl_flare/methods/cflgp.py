@@ -101,7 +101,7 @@ class CFLGP(Method):
             archive.put_mean(f"{name}.{q}", state.round, gradient, before.get(name, {}).get(q))
         names, products = [u.participant for u in updates], np.zeros((len(updates), len(updates)))
         for q in sorted(set.intersection(*({*versions[name]} for name in names))):
-            products += inner_products(np.stack([archive.get(f"{n}.{q}", versions[n][q][0]) for n in names]))
+            products += inner_products(archive.get(f"{n}.{q}", versions[n][q][0]) for n in names)
         sizes = None if state.census is None else state.census.of(names, {})
         labels = first_kmeans(leading(products, self.k), self.k, np.ones(len(names)), sizes=sizes)
         overlap = np.array([np.arange(self.k) == old.get(name, -1) for name in names], float)

@@ -15,7 +15,8 @@ import numpy as np
 from cfl_flare.clustering import agglomerative
 from cfl_flare.clustering.agglomerative import agglomerate, decomposed_cosines, distances_between, distances_to_means
 from cfl_flare.clustering.floor import Sizes
-from cfl_flare.clustering.kmeans import first_kmeans, stacked
+from cfl_flare.clustering.kmeans import first_kmeans
+from cfl_flare.clustering.measures import points
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout
 from cfl_flare.core.settings import SEED, setting
@@ -88,7 +89,8 @@ class OneShot(Method):
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """Clusters the updates in the round that does so; later, assigns participants that missed it."""
         if self.clusters_now(state):
-            features, _ = stacked(((self.features(u.main_diff), 1.0) for u in updates), len(updates))
+            rows = (self.features(u.main_diff) for u in updates)
+            features = np.stack([*rows]) if self.distance == "manhattan" else points(rows)
             names = [u.participant for u in heads(updates)]
             labels = self.partition(features, state.sizes(names))
             return state.placed(names, labels, partial(distances_to_means, features, labels, self.distance))

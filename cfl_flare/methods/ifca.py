@@ -10,13 +10,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.kmeans import first_kmeans, stacked
+from cfl_flare.clustering.kmeans import first_kmeans
+from cfl_flare.clustering.measures import points
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
 from cfl_flare.methods.slots import on_backbone, shared_backbone, whole_models
-from cfl_flare.methods.state import CLUSTERED, Assignment, Counts, Download, Plan, ServerState, Traits, Update
+from cfl_flare.methods.state import CLUSTERED, Assignment, Counts, Download, Plan, ServerState, Traits, Update, heads
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.privacy import Queries
@@ -115,10 +116,9 @@ class IFCA(Method):
         """The participants have chosen already. In a warm start, k-means over the directions of their updates."""
         if not self.warming(state):
             return {u.participant: u.cluster for u in updates if u.cluster is not None}
-        rows = ((direction(u.main_diff), self.weight(u)) for u in updates)
-        features, weights = stacked(rows, len(updates))
-        names = [u.participant for u in updates]
-        return dict(zip(names, first_kmeans(features, self.k, weights, sizes=state.sizes(names)).tolist()))
+        at = points(direction(u.main_diff) for u in updates)
+        names, weights = [u.participant for u in heads(updates)], np.array([self.weight(u) for u in heads(updates)])
+        return dict(zip(names, first_kmeans(at, self.k, weights, sizes=state.sizes(names)).tolist()))
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
         """A model counts where it was trained; in a warm start, in the cluster that it gave its participant."""

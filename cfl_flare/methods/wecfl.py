@@ -6,16 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
 
 from cfl_flare.clustering.agglomerative import distances_between
-from cfl_flare.clustering.kmeans import first_kmeans, lloyd, stacked
+from cfl_flare.clustering.kmeans import first_kmeans, lloyd
+from cfl_flare.clustering.measures import points
 from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.slots import COMPARED
-from cfl_flare.methods.state import CLUSTERED, Assignment, Counts, Download, Plan, ServerState, Traits, Update
+from cfl_flare.methods.state import CLUSTERED, Assignment, Counts, Download, Plan, ServerState, Traits, Update, heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,24 +58,23 @@ class WeCFL(Method):
         it moved from the common model. In one round a model does not move far, so that by distance the centre closest
         to the common model would always win.
         """
-        names = [u.participant for u in updates]
-        rows = ((self.vector(state, u), self.weight(u)) for u in updates)
-        features, weights = stacked(rows, len(updates))
-        if cluster_slot(0) not in state.bank:
+        names, weights = [u.participant for u in heads(updates)], np.array([self.weight(u) for u in heads(updates)])
+        common = self.features(state.bank[GLOBAL])
+        slots = self.slots[: state.possible(self.k)] if self.slots[0] in state.bank else ()
+        vectors = chain((self.vector(state, u) for u in updates), (self.features(state.bank[slot]) for slot in slots))
+        features, centres = np.split(points(vector - common for vector in vectors), [len(names)])
+        if not slots:
             labels = first_kmeans(features, self.k, weights, self.starts, self.seed, state.sizes(names))
             return dict(zip(names, labels.tolist()))
-        centres = np.stack([self.features(state.bank[cluster_slot(k)]) for k in range(state.possible(self.k))])
         labels = np.array([state.assignment.get(name, -1) for name in names])
         late = labels < 0
         if late.any():
-            common = self.features(state.bank[GLOBAL])
-            labels[late] = distances_between(features[late] - common, centres - common, "cosine").argmin(axis=1)
+            labels[late] = distances_between(features[late], centres, "cosine").argmin(axis=1)
         frozen = self.clustering_rounds is not None and state.round >= self.clustering_rounds
         if not (late.all() or frozen):
-            known = ~late if late.any() else slice(None)  # a view where all are known: features are large
             rest = {name: int(label) for name, label in zip(names, labels) if name not in state.assignment}
             sizes = state.sizes([name for name in names if name not in rest], rest)
-            labels[known] = lloyd(features[known], centres, weights[known], sizes=sizes)
+            labels[~late] = lloyd(features[~late], centres, weights[~late], sizes=sizes)
         return dict(zip(names, labels.tolist()))
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:

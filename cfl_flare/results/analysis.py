@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.clustering.kmeans import stacked
 from cfl_flare.clustering.measures import inner_products
 from cfl_flare.core.params import Params, WeightedMean
 from cfl_flare.methods import Assignment, Method, ServerState, Update
@@ -188,8 +187,7 @@ def gram(
     people = (clustering.vector(update) for update in updates)
     size = len(next(iter(centres.values())))
     of_clusters = (centres.get(k, np.zeros(size)).astype(np.float32) for k in range(clusters))
-    vectors, _ = stacked(((vector, 1.0) for vector in chain(people, of_clusters)), len(updates) + clusters)
-    return inner_products(vectors)
+    return inner_products(chain(people, of_clusters))
 
 
 def _finite(value: float | None) -> float | None:

@@ -16,7 +16,7 @@ from cfl_flare.clustering import agglomerative, gap, kmeans, measures
 from cfl_flare.clustering.agglomerative import LINKAGES, METRICS, agglomerate, decomposed_cosines
 from cfl_flare.clustering.gap import ClusterCount, directions, in_words, is_clear, noted, number_of_clusters
 from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest
-from cfl_flare.clustering.measures import agreement
+from cfl_flare.clustering.measures import agreement, points
 from cfl_flare.core.errors import ConfigError
 from tests.tiny import objective
 
@@ -30,14 +30,32 @@ def test_long_rows_are_clustered_as_by_kmeans_on_the_rows_themselves(seed, k, m,
     centres = rng.normal(size=d) * 10 + rng.normal(size=(k, d)) * 0.05
     features = (centres[groups] + rng.normal(size=(m, d)) * 0.01).astype(np.float32)
     exact = KMeans(k, n_init=10, random_state=seed % 1000).fit(features.astype(np.float64), sample_weight=weights)
-    labels = first_kmeans(features.copy(), k, weights, seed=seed % 1000)
+    labels = first_kmeans(points(features), k, weights, seed=seed % 1000)
     assert agreement(exact.labels_.tolist(), labels.tolist())["ari"] == 1.0
     noise = rng.normal(size=(m, d))  # without groups many partitions are as good as each other: the same is reached
     exact = KMeans(k, n_init=10, random_state=0).fit(noise, sample_weight=weights / weights.mean())
-    labels = first_kmeans(noise.copy(), k, weights)
+    labels = first_kmeans(points(noise), k, weights)
     found = np.stack([np.average(noise[labels == j], axis=0, weights=weights[labels == j]) for j in range(k)])
     inertia = (weights / weights.mean() * ((noise - found[labels]) ** 2).sum(axis=1)).sum()
     assert inertia == pytest.approx(exact.inertia_, rel=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 12), st.sampled_from([30, 3000]), st.booleans())
+def test_later_rounds_of_long_rows_are_those_of_the_rows_themselves(seed, k, m, d, on_disk):
+    """Centres are rows as well; one participant sends numbers a billion times as large, and two send the same."""
+    rng = np.random.default_rng(seed)
+    centres, weights = rng.normal(size=(k, d)), rng.integers(1, 50, size=m).astype(np.float64)
+    rows = centres[rng.integers(0, k, m)] + rng.normal(size=(m, d)) * rng.choice([0.01, 2.0])
+    rows[m // 2], rows[-1] = rows[0], rows[-1] * 1e9
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measures, "IN_MEMORY", 1 if on_disk else 2**28)
+        at, centres_at = np.split(points(np.concatenate([rows, centres])), [m])
+    assert at.shape[1] <= m + k
+    apart, exact = (((a[:, None] - b[None]) ** 2).sum(axis=2) for a, b in ((at, centres_at), (rows, centres)))
+    np.testing.assert_allclose(apart, exact, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(lloyd(at, centres_at, weights), lloyd(rows, centres, weights))
+    assert (at[m // 2] == at[0]).all() or m == 1
 
 
 def column(*values: float) -> np.ndarray:
