@@ -28,9 +28,8 @@ import torch
 from common import provenance, save_rows
 from torch import Tensor
 
-from cfl_flare.results.bootstrap import Draws, Interval, interval, middle
+from cfl_flare.results.bootstrap import Draws, Interval, interval, middle, worst_tenth
 from cfl_flare.results.metrics import Metric
-from cfl_flare.results.standing import worst_tenth
 from cfl_flare.training.bootstrap import replicates
 from cfl_flare.training.measures import by_class
 from cfl_flare.training.tasks import LearningTask, build_task

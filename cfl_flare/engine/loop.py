@@ -24,7 +24,7 @@ from cfl_flare.engine.drive import Checkpoints, InProcess, drive
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.observers import Membership, Observer, Running, observers_of
-from cfl_flare.engine.observers.lineage import Lineage
+from cfl_flare.engine.observers.judging import Lineage
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings

@@ -16,10 +16,9 @@ from cfl_flare.report import vega
 from cfl_flare.report.clusters import sizes_plot
 from cfl_flare.report.page import ROWS, Plot, Section, Series, Table, View, line_plot, page, sections, thinned
 from cfl_flare.report.text import axis_title, cut, finite, interval, measure_name, number, signed, told_apart, unique
-from cfl_flare.results.bootstrap import Difference, paired_difference
+from cfl_flare.results.bootstrap import Difference, paired_difference, tenth_of
 from cfl_flare.results.run_dir import Run
 from cfl_flare.results.schema import number as is_number
-from cfl_flare.results.standing import tenth_of
 
 # Runs that are drawn; the table has them all.
 RUNS = 10

@@ -10,13 +10,13 @@ from typing import Any
 from cfl_flare.report import vega
 from cfl_flare.report.page import ROWS, SUPPORTED, Plot, Section, Table, View, cluster_label, thinned
 from cfl_flare.report.text import axis_title, cut, finite, interval, measure_name, named, number
+from cfl_flare.results.bootstrap import tenth_of, told_apart
 from cfl_flare.results.gate import gate_lines
 from cfl_flare.results.metrics import POOLED, POOLED_F1, of_training
 from cfl_flare.results.remarks import IMPROVING, drift_in_run, floor_in_run, missed_rounds
 from cfl_flare.results.schema import number as is_number
-from cfl_flare.results.standing import tenth_of, told_apart
 
-# Of a class with fewer test samples participants say that alone; see `cfl_flare.engine.observers.class_counts`.
+# Of a class with fewer test samples participants say that alone; see `cfl_flare.engine.observers.bootstrap`.
 FEWEST = 10
 # Participants without a measure that are named, and other measures that get a column.
 NAMED, OTHERS = 20, 4

@@ -18,11 +18,10 @@ from rich.table import Table
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.text import plain
 from cfl_flare.report.text import NAMES, number_text, signed
-from cfl_flare.results.bootstrap import paired_difference
+from cfl_flare.results.bootstrap import paired_difference, tenth_of
 from cfl_flare.results.metrics import ACCURACY, POOLED, POOLED_F1, of_training
 from cfl_flare.results.remarks import IMPROVING, drift_in_run, floor_in_run, missed_rounds
 from cfl_flare.results.run_dir import Run
-from cfl_flare.results.standing import tenth_of
 
 if TYPE_CHECKING:
     from cfl_flare.data import PartitionReport

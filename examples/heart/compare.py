@@ -6,10 +6,9 @@ import argparse
 from collections import defaultdict
 
 import torch
-from client import measure, train
+from client import Split, measure, read_hospital, train
 from job import DATA, HOSPITALS
 from model import HeartModel
-from patients import Split, read_hospital
 
 from cfl_flare import find_runs
 

@@ -10,7 +10,7 @@ class HeartModel(nn.Module):
     """One weight for each feature; its output is the logit of heart disease.
 
     Args:
-        features: columns of the table, as `patients.read_hospital` prepares them.
+        features: columns of the table, as `client.read_hospital` prepares them.
     """
 
     def __init__(self, features: int = 27):

@@ -1,12 +1,41 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What each hospital runs: a Cox regression in NumPy with FLARE's Client API."""
+"""What each hospital runs: a Cox regression in NumPy with FLARE's Client API.
+
+Patients are synthetic: in half of the hospitals the treatment helps the young, in the other half the old.
+"""
 
 import argparse
 
+import numpy as np
 import nvflare.client as flare
-from model import c_index, loss_and_gradient
-from patients import load_site
+from model import COVARIATES, Cohort, c_index, loss_and_gradient
+
+SHARED = {"age": 0.5, "treatment": -0.2, "stage": 0.8, "marker": 0.3}
+INTERACTION = 1.2
+
+
+def simulate(rng: np.random.Generator, patients: int, interaction: float) -> Cohort:
+    """Draws patients with exponential times, of whom about a third are censored."""
+    age, stage, marker = rng.normal(size=(3, patients))
+    treatment = rng.integers(0, 2, patients) - 0.5
+    covariates = np.stack([age, treatment, age * treatment, stage, marker], axis=1)
+    effects = np.array([SHARED.get(name, interaction) for name in COVARIATES])
+    event = rng.exponential(1 / np.exp(covariates @ effects))
+    censoring = rng.exponential(2, patients)
+    times = np.minimum(event, censoring)
+    order = np.argsort(times)
+    return Cohort(covariates[order], times[order], (event <= censoring)[order])
+
+
+def load_site(site: str, patients: int) -> dict[str, Cohort]:
+    """A hospital's patients to train on and to test on."""
+    index = int(site.rpartition("-")[2]) - 1
+    interaction = INTERACTION if index % 2 == 0 else -INTERACTION
+    return {
+        split: simulate(np.random.default_rng([index, number]), patients, interaction)
+        for number, split in enumerate(("train", "test"))
+    }
 
 
 def main() -> None:

@@ -1,9 +1,26 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Cox's proportional hazards regression in NumPy."""
+"""Cox's proportional hazards regression in NumPy, and the patients that it is of."""
+
+from typing import NamedTuple
 
 import numpy as np
-from patients import COVARIATES, Cohort
+
+COVARIATES = ("age", "treatment", "age x treatment", "stage", "marker")
+
+
+class Cohort(NamedTuple):
+    """Patients, sorted by time.
+
+    Attributes:
+        covariates: shape (patients, covariates).
+        times: until the event, or until the patient was last seen.
+        events: whether the event was seen.
+    """
+
+    covariates: np.ndarray
+    times: np.ndarray
+    events: np.ndarray
 
 
 def initial() -> dict[str, np.ndarray]:

@@ -36,7 +36,7 @@ from cfl_flare.results.study import load_study
 from cfl_flare.training.settings import TrainSettings
 from tests.cli.test_predict import check_reported
 from tests.e2e.plugin import Series
-from tests.flare.study_bench import TRAINING, of_sites, plan_of
+from tests.flare.kits import TRAINING, of_sites, plan_of
 from tests.loop import run_loop
 from tests.play import DATA, MODEL
 

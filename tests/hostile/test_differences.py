@@ -24,7 +24,7 @@ from cfl_flare.methods import IFCA, FedAvg, Method, Participant, Update, WeCFL
 from cfl_flare.results.job_record import ROUND, JobRecord
 from cfl_flare.results.study import load_study
 from tests.e2e.deployment import TRUSTING
-from tests.flare import study_bench
+from tests.flare import kits
 from tests.hostile.hospitals import Hospitals
 
 # ---- Differences ----
@@ -162,7 +162,7 @@ def test_rounds_that_take_some_sites_each(hospitals):
 def ten():
     """Ten sites of one participant each, in the study's bench."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study_bench, "SITES", tuple(f"site-{i}" for i in range(1, 11)))
+        patch.setattr(kits, "SITES", tuple(f"site-{i}" for i in range(1, 11)))
         yield {"participants": 10, "num_rounds": 2, "rungs": 1}
 
 
@@ -174,7 +174,7 @@ def means_of(job):
 
 def test_candidates_of_a_study_start_from_models_of_their_own(tmp_path, ten):
     """Else the models of two candidates, whose clusters differ by a hospital, gave its update to 1.6e-6."""
-    job = study_bench.Bench(tmp_path / "job", real=True).play(**ten)
+    job = kits.Bench(tmp_path / "job", real=True).play(**ten)
     assert not job.panics
     sets = means_of(job)
     sites = {frozenset(member.split()[0] for member in means) for means in sets}
@@ -186,7 +186,7 @@ def test_candidates_of_a_study_start_from_models_of_their_own(tmp_path, ten):
 def test_a_candidate_whose_clusters_differ_by_a_hospital_is_dropped(tmp_path, ten, monkeypatch):
     """If they did start from the same model, as those of a job's author could."""
     monkeypatch.setattr(StudyController, "_schedule_of", lambda self, candidate: self._scheduled())
-    job = study_bench.Bench(tmp_path / "job", real=True).play(**ten)
+    job = kits.Bench(tmp_path / "job", real=True).play(**ten)
     assert not job.panics and not exposed(means_of(job), 3)
     dropped = load_study(job.results)["rungs"][0]["dropped"]
     assert "wecfl-k3" in dropped and "another seed" in dropped["wecfl-k3"]

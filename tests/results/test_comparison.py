@@ -20,7 +20,16 @@ from cfl_flare.data import Digits
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import FedAvg, Local, Method, Participant
 from cfl_flare.report.table import results_table
-from cfl_flare.results.bootstrap import BOOTSTRAP, Draws, interval, middle, read_draws, weighted
+from cfl_flare.results.bootstrap import (
+    BOOTSTRAP,
+    Draws,
+    interval,
+    middle,
+    read_draws,
+    told_apart,
+    weighted,
+    worst_tenth,
+)
 from cfl_flare.results.comparison import (
     CHANCE,
     GAINS,
@@ -37,7 +46,6 @@ from cfl_flare.results.comparison import (
 )
 from cfl_flare.results.metrics import Metric
 from cfl_flare.results.run_dir import SUMMARY, Run, load_run
-from cfl_flare.results.standing import told_apart, worst_tenth
 from cfl_flare.training.bootstrap import Replicates, drawn_rows, replicates
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification

@@ -1,13 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a run does besides rounds, assignments and means: each concern is an `Observer` in a file of its own."""
+"""What a run does besides rounds, assignments and means: each concern is an `Observer`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cfl_flare.engine.observers.bootstrap import Bootstrap
-from cfl_flare.engine.observers.class_counts import ClassCounts
+from cfl_flare.engine.observers.bootstrap import Bootstrap, ClassCounts
 from cfl_flare.engine.observers.cross_site import CrossSite
 from cfl_flare.engine.observers.judging import Analysis, Recording, Stopping
 from cfl_flare.engine.observers.membership import Membership
