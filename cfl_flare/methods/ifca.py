@@ -37,6 +37,11 @@ class IFCA(Method):
     assignment_samples: int | None = setting(
         None, help="training samples that a participant reads to choose a model; None for all of them", ge=1
     )
+    race: bool = setting(
+        False,
+        help="participants drop clearly worse models after 32, 64, 128, ... samples; at most one choice in a hundred "
+        "differs from that by all of them",
+    )
     shared_backbone: bool = setting(
         False, help="weight sharing: the K models share all layers but the head, so that only heads travel K times"
     )
@@ -98,7 +103,7 @@ class IFCA(Method):
 
     def choose(self, learner: Learner, download: Download) -> int:
         """c(i) = argmin_k loss(Theta_k, own training data), ties to the lowest k (thesis Eq. 3.1b)."""
-        return of_least_loss(learner, download, self.assignment_samples)
+        return of_least_loss(learner, download, self.assignment_samples, self.race)
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Trains a copy of the chosen model, or of the only one."""
@@ -138,10 +143,10 @@ class IFCA(Method):
         return whole_models(state, layout, self.choices(state).values())
 
 
-def of_least_loss(learner: Learner, download: Download, samples: int | None = None) -> int:
-    """The cluster whose model has the smallest loss on the training data, or on some samples of it."""
+def of_least_loss(learner: Learner, download: Download, samples: int | None = None, race: bool = False) -> int:
+    """The cluster whose model has the smallest loss on the training data, or on some samples of it; see `raced`."""
     models = [download.model(slot) for slot in download.choices.values()]
-    return list(download.choices)[learner.choice(models, samples)]
+    return list(download.choices)[learner.choice(models, samples, race)]
 
 
 def direction(difference: Params) -> np.ndarray:

@@ -128,8 +128,10 @@ class DPLearner(Learner):
         if terms:
             sum(term(Step(runtime.shared_parameters)) for term in terms).backward()  # type: ignore[union-attr]
 
-    def choice(self, models: Sequence[Params], samples: int | None = None) -> int:
+    def choice(self, models: Sequence[Params], samples: int | None = None, race: bool = False) -> int:
         """The index of a model with a small loss, by the exponential mechanism: that of the least noisy sum of losses.
+
+        It is of all samples, whatever ``samples`` and ``race`` say.
 
         A sample moves all sums of clipped losses the same way, each by at most ``max_loss``. So Gumbel noise of scale
         ``max_loss`` s / 2 makes the choice 2/s-bounded range, and its divergence at most that of a Gaussian mechanism

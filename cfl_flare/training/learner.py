@@ -19,9 +19,9 @@ from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.params import Params
 from cfl_flare.core.seeds import stream
 from cfl_flare.training.bootstrap import Replicates, draw_of, drawn_rows, key_of, replicates
-from cfl_flare.training.ensemble import Served, combined
+from cfl_flare.training.ensemble import Predictor, Served, combined
 from cfl_flare.training.histograms import score_counts
-from cfl_flare.training.losses import Step, Term, balanced
+from cfl_flare.training.losses import Step, Term, balanced, raced
 from cfl_flare.training.resident import ahead, descend
 from cfl_flare.training.runtime import PRIVATE, Batches, MemoryView, Runtime, Split
 from cfl_flare.training.settings import batch_bounds
@@ -68,7 +68,7 @@ class Learner:
         self._beside: Params | None = None
         self._lr: float | None = None
         self._weights: Tensor | None = None
-        self._losses: dict[tuple[Any, ...], tuple[Params, Params | None, float]] = {}
+        self._compared: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # losses and choices, with the models
 
     @property
     def labels(self) -> np.ndarray:
@@ -112,12 +112,12 @@ class Learner:
 
     def in_round(self, number: int, lr: float | None = None) -> Learner:
         """The same participant with the random streams of another round, and its learning rate or a given one."""
-        return self._view(round=number, _lr=lr, _losses={})
+        return self._view(round=number, _lr=lr, _compared={})
 
     def of_periods(self, periods: Sequence[int]) -> Learner:
         """The same participant with the training samples of these periods of data alone; all, if it has no periods."""
         train = self._every.of_periods(periods)
-        return self._view(_train=train, samples=len(train), _losses={}, _weights=None)
+        return self._view(_train=train, samples=len(train), _compared={}, _weights=None)
 
     def with_private(self, model: Params) -> Params:
         """A model, or a part of one, with the participant's private layers; as it is if it has them or there are none.
@@ -246,23 +246,43 @@ class Learner:
         It is the plain loss, as when models are measured: without class weights and label smoothing. In each
         round, ``samples`` of them are drawn anew; None for all.
         """
-        split = self._train
-        if samples is not None and samples < len(split):
-            chosen = torch.from_numpy(self._stream("assign").permutation(len(split))[:samples])
-            split = split.take(chosen.to(self._runtime.device))
+        split = self._train if samples is None or samples >= len(self._train) else self._drawn_anew(samples)
         keys = [(id(model), id(self._beside), samples, self._part) for model in models]
-        if any(key not in self._losses for key in keys):  # evaluation and training need the same ones in a round
-            outputs = self._predict(models, split.x)
-            if self._beside is not None:
-                outputs = outputs + self._predict([self._beside], split.x)
-            means = self._runtime.task.losses(outputs, split.y).tolist()
-            # The models are kept with them: a new one could have the id of one that is gone.
-            self._losses.update({key: (model, self._beside, loss) for key, model, loss in zip(keys, models, means)})
-        return np.array([self._losses[key][2] for key in keys])
+        if any(key not in self._compared for key in keys):  # evaluation and training need the same ones in a round
+            means = self._runtime.task.losses(self._with_beside(models, split.x), split.y).tolist()
+            # The models are held with them: a new one could have the id of one that is gone.
+            self._compared.update({key: (model, self._beside, loss) for key, model, loss in zip(keys, models, means)})
+        return np.array([self._compared[key][-1] for key in keys])
 
-    def choice(self, models: Sequence[Params], samples: int | None = None) -> int:
-        """The index of the model with the smallest loss, the first of equal ones; ``samples`` as in `losses`."""
-        return int(self.losses(models, samples).argmin())
+    @torch.no_grad()
+    def choice(self, models: Sequence[Params], samples: int | None = None, race: bool = False) -> int:
+        """The index of the model with the smallest loss, the first of equal ones; NaN is never the smallest.
+
+        ``samples`` is as in `losses`. With ``race``, the models race over these samples in a random order, see `raced`,
+        unless the task's loss is no mean over samples.
+        """
+        if not race or not self._runtime.task.separable:
+            return int(np.nan_to_num(self.losses(models, samples), nan=np.inf).argmin())
+        key = (*map(id, models), id(self._beside), samples, self._part)
+        if key not in self._compared:
+            split = self._drawn_anew(samples)
+
+            def losses(left: np.ndarray, rows: slice) -> np.ndarray:
+                outputs = self._with_beside([models[k] for k in left], split.x[rows], passing=len(left) < len(models))
+                return self._runtime.task.sample_losses(outputs, split.y[rows]).cpu().numpy()
+
+            self._compared[key] = (*models, self._beside, raced(losses, len(models), len(split)))
+        return int(self._compared[key][-1])
+
+    def _drawn_anew(self, samples: int | None) -> Split:
+        """So many training samples in a random order, the same for all models of a round; None for all of them."""
+        drawn = torch.from_numpy(self._stream("assign").permutation(len(self._train))[:samples])
+        return self._train.take(drawn.to(self._runtime.device))
+
+    def _with_beside(self, models: Sequence[Params], x: Tensor, passing: bool = False) -> Tensor:
+        """Outputs of each model, added to those of the frozen one if there is one."""
+        outputs = self._predict(models, x, passing=passing)
+        return outputs if self._beside is None else outputs + self._predict([self._beside], x)
 
     def features(self, model: Params) -> np.ndarray:
         """What the last fully connected layer of a model is given for each training sample, ``(n, d)``."""
@@ -392,9 +412,18 @@ class Learner:
         seeds = () if augment is None else self._stream(f"{purpose} augment").integers(2**62, size=len(indices))
         return Batches(self._train, indices, augment, [int(seed) for seed in seeds])
 
-    def _predict(self, models: Sequence[Params], x: Tensor, features: bool = False, training: bool = False) -> Tensor:
-        """Outputs ``(len(models), n, classes, ...)``, or features ``(len(models), n, d)``."""
+    def _predict(
+        self,
+        models: Sequence[Params],
+        x: Tensor,
+        features: bool = False,
+        training: bool = False,
+        passing: bool = False,
+    ) -> Tensor:
+        """Outputs ``(len(models), n, classes, ...)``, or features ``(len(models), n, d)``; ``passing`` caches none."""
         if self._runtime.should_stop():
             raise AbortedError(f"aborted while {self.participant} was evaluating")
         complete = [self.with_private(model) for model in models]
+        if passing:
+            return Predictor(self._runtime.resident, complete, features, training)(x)
         return self._runtime.predictor(complete, features, training)(x)
