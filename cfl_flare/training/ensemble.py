@@ -4,7 +4,8 @@
 
 Networks that are plain chains of common layers are stacked: the models become one network whose convolutions have K
 groups, with each BatchNorm folded into the convolution before it. On a CPU this is 1.5 to 2 times as fast as one model
-after the other. Models of any other module are loaded and called one by one.
+after the other. First layers that are the same in all models are computed once. Models of any other module are loaded
+and called one by one.
 """
 
 from __future__ import annotations
@@ -187,11 +188,16 @@ class Predictor:
         for i, (name, layer) in enumerate(layers):
             if isinstance(layer, nn.Conv2d):
                 follows = layers[i + 1] if isinstance(layers[i + 1][1], nn.BatchNorm2d) else None
-                steps.append(self._convolution(name, layer, follows, shared))
-                shared = False
+                same = shared and self._same(name, *(follows or ())[:1])
+                if shared and not same and layer.groups > 1:  # each model's groups need channels of their own
+                    steps.append(lambda h: h.repeat(1, len(self._models), 1, 1))
+                    shared = False
+                steps.append(self._convolution(name, layer, follows, shared, self._models[: 1 if same else None]))
+                shared = same
             elif isinstance(layer, nn.Linear):
-                steps.append(self._linear(name, shared))
-                shared = False
+                same = shared and self._same(name)
+                steps.append(self._linear(name, shared, same))
+                shared = same
             elif isinstance(layer, nn.Flatten) and not shared:
                 steps.append(lambda h: h.reshape(len(h), len(self._models), -1).transpose(0, 1))
             elif isinstance(layer, nn.ReLU):
@@ -202,18 +208,35 @@ class Predictor:
             steps.append(lambda h: h.expand(len(self._models), *h.shape))
         return steps
 
-    def _stack(self, name: str) -> Tensor:
-        """One parameter of all models, ``(K, *shape)``."""
-        entries = [next(e for e in m.layout.entries if e.name == name) for m in self._models]
-        views = [entry.view(torch.from_numpy(m.vector)) for entry, m in zip(entries, self._models)]
+    def _same(self, *layers: str) -> bool:
+        """Whether there are several models, and these layers are the same in all of them."""
+        first, *others = self._models
+        entries = [e for e in first.layout.entries if e.name.rpartition(".")[0] in layers]
+        return bool(others) and all(
+            m.layout == first.layout and all(np.array_equal(first.vector[e.slice], m.vector[e.slice]) for e in entries)
+            for m in others
+        )
+
+    def _stack(self, name: str, models: Sequence[Params]) -> Tensor:
+        """One parameter of some models, ``(models, *shape)``."""
+        entries = [next(e for e in m.layout.entries if e.name == name) for m in models]
+        views = [entry.view(torch.from_numpy(m.vector)) for entry, m in zip(entries, models)]
         return torch.stack(views).to(self._resident.flat.device)
 
-    def _convolution(self, name: str, layer: nn.Conv2d, follows: tuple[str, nn.Module] | None, shared: bool) -> Step:
-        weight = self._stack(f"{name}.weight")
-        bias = self._stack(f"{name}.bias") if layer.bias is not None else torch.zeros(weight.shape[:2])
+    def _convolution(
+        self,
+        name: str,
+        layer: nn.Conv2d,
+        follows: tuple[str, nn.Module] | None,
+        shared: bool,
+        models: Sequence[Params],
+    ) -> Step:
+        weight = self._stack(f"{name}.weight", models)
+        bias = self._stack(f"{name}.bias", models) if layer.bias is not None else torch.zeros(weight.shape[:2])
         if follows is not None:
             norm = {
-                key: self._stack(f"{follows[0]}.{key}") for key in ("weight", "bias", "running_mean", "running_var")
+                key: self._stack(f"{follows[0]}.{key}", models)
+                for key in ("weight", "bias", "running_mean", "running_var")
             }
             scale = norm["weight"] / torch.sqrt(norm["running_var"] + follows[1].eps)  # type: ignore[operator]
             weight = weight * scale[:, :, None, None, None]
@@ -222,14 +245,18 @@ class Predictor:
         # and pool in the slow one.
         last = weight.flatten(0, 1).permute(0, 2, 3, 1)
         kernel = torch.empty(last.shape, device=last.device).copy_(last).permute(0, 3, 1, 2)
-        groups = layer.groups * (1 if shared and layer.groups == 1 else len(self._models))
+        groups = layer.groups * (1 if shared else len(models))
         flat = bias.flatten().to(kernel.device)
         return lambda h: F.conv2d(h, kernel, flat, layer.stride, layer.padding, layer.dilation, groups)
 
-    def _linear(self, name: str, shared: bool) -> Step:
-        weight = self._stack(f"{name}.weight").transpose(1, 2).contiguous()
+    def _linear(self, name: str, shared: bool, same: bool) -> Step:
+        models = self._models[: 1 if same else None]
+        weight = self._stack(f"{name}.weight", models).transpose(1, 2).contiguous()
         named = {e.name for e in self._resident.layout.entries}
-        bias = self._stack(f"{name}.bias")[:, None] if f"{name}.bias" in named else torch.zeros(1, device=weight.device)
+        has_bias = f"{name}.bias" in named
+        bias = self._stack(f"{name}.bias", models)[:, None] if has_bias else torch.zeros(1, device=weight.device)
+        if same:
+            return lambda h: torch.matmul(h, weight[0]) + bias[0]
         if shared:
             return lambda h: torch.matmul(h, weight) + bias
         return lambda h: torch.baddbmm(bias, h, weight)

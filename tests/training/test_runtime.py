@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cfl_flare.core.params import Params
@@ -218,6 +219,41 @@ def test_stacked_models_predict_what_each_predicts_by_itself(name, count):
     models = [with_random_statistics(untrained(make, 0, i), i) for i in range(count)]
     x = torch.rand(25, *shape)
     together = Predictor(resident, models)(x)
+    with torch.no_grad():
+        for logits, model in zip(together, models):
+            resident.load(model)
+            torch.testing.assert_close(logits, resident.module.eval()(x), rtol=1e-4, atol=1e-5)
+
+
+class Grouped(Network):
+    """A second convolution whose channels are in groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        convolutions = [nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3, groups=2)]
+        self.body = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(96, 5), nn.ReLU())
+        self.head = nn.Linear(5, 2)
+
+
+@pytest.mark.parametrize("layers", range(6))
+def test_first_layers_that_all_models_share_are_computed_once(layers, monkeypatch):
+    """``layers`` of them, in order, are those of the first model: none, ..., all."""
+    resident = ResidentModel(Grouped())
+    names = ["body.0", "body.1", "body.3", "body.5", "head"]
+    models = [with_random_statistics(untrained(Grouped, 0, i), i) for i in range(3)]
+    for entry in models[0].layout.entries:
+        if entry.name.rpartition(".")[0] in names[:layers]:
+            for model in models[1:]:
+                model.vector[entry.slice] = models[0].vector[entry.slice]
+    x, widths = torch.rand(25, 1, 6, 6), []
+    convolve = F.conv2d
+    monkeypatch.setattr(
+        F, "conv2d", lambda h, kernel, *rest: (widths.append(len(kernel)), convolve(h, kernel, *rest))[1]
+    )
+    together = Predictor(resident, models)(x)
+    assert together.shape == (3, 25, 2)
+    assert set(widths) == {4 if layers > 1 else 12, 6 if layers > 2 else 18}  # a convolution with its BatchNorm
+    monkeypatch.undo()
     with torch.no_grad():
         for logits, model in zip(together, models):
             resident.load(model)
