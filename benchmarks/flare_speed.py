@@ -52,8 +52,10 @@ WARMUP = 2
 METHODS = {
     "fedavg": "fedavg",
     "wecfl": "wecfl:k=10",
-    "ifca": "ifca:k=10,assignment_samples=320",
-    "ifca-cam": f"ifca-cam:k=10,assignment_samples=320,warmup={WARMUP}",  # measured after the warm-up
+    "ifca": "ifca:k=10,assignment_samples=320,race=False",
+    "ifca-race": "ifca:k=10,assignment_samples=320,race=True",
+    "ifca-cam": f"ifca-cam:k=10,assignment_samples=320,race=False,warmup={WARMUP}",  # measured after the warm-up
+    "ifca-cam-race": f"ifca-cam:k=10,assignment_samples=320,race=True,warmup={WARMUP}",
 }
 FEW, MORE, SITES = 3, 8, 2
 CLIENTS, THREADS, ORDINARY = 20, 2, (1, 3)
@@ -190,7 +192,8 @@ def check_rounds(rows: Sequence[str], few: int, more: int) -> None:
     Raises:
         SystemExit: with the smallest numbers that do.
     """
-    fewest = WARMUP + 1 if "ifca-cam" in rows else 2  # a job's bytes are those of its last round but one
+    warm = {"ifca-cam", "ifca-cam-race"} & {*rows}
+    fewest = WARMUP + 1 if warm else 2  # a job's bytes are those of its last round but one
     if set(rows) != {"ordinary"} and not fewest <= few < more:
         sys.exit(
             f"flare_speed.py: --rounds {few} {more} should be at least {fewest} {fewest + 1}, and the second larger"

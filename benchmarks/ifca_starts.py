@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Do warm starts that differ keep IFCA's participants from falling into one cluster?
+"""Do warm starts that differ keep IFCA's participants from falling into one cluster? And do races choose as IFCA does?
 
 IFCA begins with K untrained models. Where one of them is the best for everybody, all participants choose it. Here the
 first rounds differ, and the rest is IFCA:
@@ -24,6 +24,12 @@ in each group. Digits are scikit-learn's own, and blood cells are those of ``$CF
 ``--hospitals`` measures the setting that came of it, ``warm_start``: IFCA with K = 4 without and with it in the loop,
 on the blood cells of the plan of `tables.py`, whose 40 hospitals are in four groups.
 
+``--races`` makes each choice of cfl_flare's IFCA twice, by a race and by all samples, in three plans of `tables.py`. It
+counts the choices that differ, and which share of the models' passes a race takes. The participants train what the race
+chose. Where a choice differed, a second run in which all samples choose has the accuracy to compare with.
+
+    CFL_DATA_ROOT=... python benchmarks/ifca_starts.py --races --seeds 0 1 2 --out benchmarks/results/ifca-races.json
+
 It saves after each run and continues where it was.
 """
 
@@ -44,7 +50,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import provenance
-from plans import PLANS
+from plans import PLANS, Plan, RacedIFCA
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score
@@ -54,6 +60,7 @@ from cfl_flare.cli.specs import build_named
 from cfl_flare.core.seeds import derive, stream
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.plan import RunPlan
+from cfl_flare.methods import IFCA, Method
 from cfl_flare.results.run_dir import load_run
 
 Model = dict[str, Tensor]
@@ -318,13 +325,12 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
     return table
 
 
-def hospital(partition: str, method: str, seed: int, rounds: int) -> dict[str, Any]:
-    """A run of cfl_flare's own IFCA."""
-    plan = PLANS["blood"].altered({"rounds": rounds, "evaluate_every": rounds})
+def final(plan: Plan, partition: str, method: Method, seed: int) -> dict[str, Any]:
+    """The last figures of a run of cfl_flare's own IFCA."""
     with TemporaryDirectory() as folder:
         run_loop(
             RunPlan(
-                method=build_named(method),
+                method=method,
                 model=plan.model,
                 reader=plan.source,
                 data=plan.data(partition, seed),
@@ -333,9 +339,15 @@ def hospital(partition: str, method: str, seed: int, rounds: int) -> dict[str, A
             ),
             folder=Path(folder),
         )
-        final = load_run(Path(folder)).summary["final"]
+        return load_run(Path(folder)).summary["final"]
+
+
+def hospital(partition: str, method: str, seed: int, rounds: int) -> dict[str, Any]:
+    """A run on the blood cells."""
+    plan = PLANS["blood"].altered({"rounds": rounds, "evaluate_every": rounds})
+    last = final(plan, partition, build_named(method), seed)
     figures = ("served_accuracy", "served_worst_accuracy", "ari", "clusters_in_use")
-    return {"partition": partition, "method": method, "seed": seed, "rounds": rounds, **{k: final[k] for k in figures}}
+    return {"partition": partition, "method": method, "seed": seed, "rounds": rounds, **{k: last[k] for k in figures}}
 
 
 def measure_hospitals(seeds: list[int], rounds: int, out: Path) -> None:
@@ -349,6 +361,56 @@ def measure_hospitals(seeds: list[int], rounds: int, out: Path) -> None:
             out.write_text(json.dumps(provenance() | {"rows": rows}, indent=1) + "\n")
 
 
+# ---- Races ----
+
+
+# Plan, partition, what is altered, K, samples to choose by.
+RACES = (
+    ("stroke", "natural", {"rounds": 20}, 4, None),
+    ("blood", "labels", {"rounds": 10}, 4, None),
+    ("family", "cluster_dirichlet", {"participants": 30, "rounds": 10}, 10, 320),
+)
+
+
+def measure_races(seeds: list[int], out: Path) -> None:
+    """All runs that are not in the file yet."""
+    rows = json.loads(out.read_text())["rows"] if out.exists() else []
+    done = {(row["plan"], row["seed"]) for row in rows}
+    for seed, (name, partition, altered, k, samples) in product(seeds, RACES):
+        if (name, seed) in done:
+            continue
+        RacedIFCA.compared.clear()
+        plan = PLANS[name].altered({**altered, "evaluate_every": altered["rounds"]})
+        raced = final(plan, partition, RacedIFCA(k=k, assignment_samples=samples), seed)
+        changed, passes, every = (sum(values) for values in zip(*RacedIFCA.compared.values(), strict=True))
+        row = {"plan": name, "partition": partition, "seed": seed, "rounds": plan.rounds, "k": k, "samples": samples}
+        row |= {"choices": len(RacedIFCA.compared), "changed": changed, "share_of_passes": passes / every}
+        full = final(plan, partition, IFCA(k=k, assignment_samples=samples, race=False), seed) if changed else raced
+        row |= {"accuracy": raced["served_accuracy"], "accuracy_by_all": full["served_accuracy"]}
+        rows.append(row)
+        print(row, flush=True)
+        out.write_text(json.dumps(provenance() | {"summary": races(rows), "rows": rows}, indent=1) + "\n")
+
+
+def races(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """For each plan: choices, those that differ, the share of passes, and the mean difference of accuracy."""
+    table = {}
+    for name in dict.fromkeys(row["plan"] for row in rows):
+        of_plan = [row for row in rows if row["plan"] == name]
+        choices, changed = (sum(row[key] for row in of_plan) for key in ("choices", "changed"))
+        differences = [row["accuracy"] - row["accuracy_by_all"] for row in of_plan]
+        table[name] = {
+            "runs": len(of_plan),
+            "choices": choices,
+            "changed": changed,
+            "share_changed": changed / choices,
+            "share_of_passes": float(np.mean([row["share_of_passes"] for row in of_plan])),
+            "difference": float(np.mean(differences)),
+            "largest_difference": float(np.max(np.abs(differences))),
+        }
+    return table
+
+
 def main() -> None:
     """The command line."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -359,11 +421,14 @@ def main() -> None:
     options.add_argument(
         "--hospitals", type=int, metavar="ROUNDS", help="of cfl_flare's own IFCA, in place of the rest"
     )
+    options.add_argument("--races", action="store_true", help="of cfl_flare's own IFCA, in place of the rest")
     options.add_argument("--out", type=Path, required=True)
     given = options.parse_args()
     torch.set_num_threads(1)
     if given.hospitals:
         return measure_hospitals(given.seeds, given.hospitals, given.out)
+    if given.races:
+        return measure_races(given.seeds, given.out)
     rows = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
     done = {(row["task"], row["design"], row["seed"]) for row in rows}
     for seed in given.seeds:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -70,6 +70,38 @@ class BatchStatisticsIFCA(IFCA):
             )
             losses.append(total)
         return losses.index(min(losses))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RacedIFCA(IFCA):
+    """IFCA whose participants race, and look up what they would have chosen by all samples.
+
+    Attributes:
+        compared: by participant and round: whether they differ, the passes of a model over a sample in the race, and
+            those over all samples.
+    """
+
+    name: ClassVar[str] = "ifca-raced"
+    compared: ClassVar[dict[tuple[str, int], tuple[bool, int, int]]] = {}
+
+    def choose(self, learner: Learner, download: Download) -> int:
+        """The model of the race."""
+        models = [download.model(slot) for slot in download.choices.values()]
+        key = learner.participant, learner.round
+        if key not in self.compared:
+            passes, predict = [0], learner._predict
+
+            def counted(models: list[Params], x: torch.Tensor, **more: Any) -> torch.Tensor:
+                passes[0] += len(models) * len(x)
+                return predict(models, x, **more)
+
+            vars(learner)["_predict"] = counted
+            raced = learner.choice(models, self.assignment_samples, race=True)
+            del vars(learner)["_predict"]
+            every = len(models) * min(learner.samples, self.assignment_samples or learner.samples)
+            differs = learner.choice(models, self.assignment_samples, race=False) != raced
+            self.compared[key] = differs, passes[0], every
+        return learner.choice(models, self.assignment_samples, race=True)
 
 
 PLANS: dict[str, Plan] = {
