@@ -107,7 +107,7 @@ class RacedIFCA(IFCA):
 PLANS: dict[str, Plan] = {
     plan.name: plan
     for plan in (
-        *(family.PLAN, family.CIFAR10, family.PAIRED, family.DIGITS),
+        *(family.PLAN, family.CIFAR10, family.PAIRED, family.DIGITS, family.RESEARCH),
         *(papers.FEDAC, papers.SHARED_SETS, papers.FEDCUAU, papers.FEDDSMIC, papers.FEDDSMIC_BLOOD),
         *(blood.PLAN, blood.PRIVATE_LAYERS, blood.TEN, blood.PNEUMONIA),
         *(hospitals.STROKE, hospitals.HEART, hospitals.FLAMBY, hospitals.YEARS),

@@ -21,25 +21,29 @@ ROOT = "cfl-flare"
 
 def installed(name: str = ROOT) -> dict[str, Distribution]:
     """A distribution and all that it requires, directly or not, by name; what is not installed is left out."""
-    found, wanted = dict[str, Distribution](), [name]
+    found, wanted, seen = dict[str, Distribution](), [(name, "")], set[tuple[str, str]]()
     while wanted:
-        key = canonicalize_name(wanted.pop())
+        key, extra = wanted.pop()
+        if (key, extra) in seen:
+            continue
+        seen.add((key, extra))
         try:
             found[key] = found.get(key) or distribution(key)
         except PackageNotFoundError:
             continue
-        wanted += [required for required in _required(found[key]) if canonicalize_name(required) not in found]
+        wanted += _required(found[key], extra)
     return found
 
 
-def _required(of: Distribution) -> Iterator[str]:
+def _required(of: Distribution, extra: str) -> Iterator[tuple[str, str]]:
+    """Names of what a distribution requires for one of its extras, or for none, each with an extra of its own."""
     for text in of.requires or ():
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
             continue
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield requirement.name
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            yield from ((canonicalize_name(requirement.name), asked) for asked in ("", *requirement.extras))
 
 
 def bill_of_materials() -> dict[str, Any]:

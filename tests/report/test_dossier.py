@@ -19,7 +19,7 @@ from cfl_flare.report.dossier_view import ANNEX_IV, LEAVES, NOWHERE
 from cfl_flare.results.bootstrap import read_draws
 from cfl_flare.results.pseudonyms import hidden, pseudonyms, rounded
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.results.sbom import bill_of_materials
+from cfl_flare.results.sbom import bill_of_materials, installed
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("cleveland", "hungary", "switzerland", "long-beach")
@@ -264,6 +264,24 @@ def test_the_bill_of_materials_has_what_cyclonedx_asks_for():
         assert component["purl"] == f"pkg:pypi/{component['name']}@{component['version']}" == component["bom-ref"]
         assert all(entry.keys() == {"license"} for entry in component.get("licenses", []))
     assert "pytest" not in names  # required by an extra alone
+
+
+def test_the_bill_of_materials_follows_the_extras_that_a_requirement_names(tmp_path, monkeypatch):
+    """As PyTorch requires ``cuda-toolkit[cufile]``: without what the extra brings it cannot be imported."""
+    requires = {"top": ["middle[Fast]"], "middle": ['leaf; extra == "fast"', 'other; extra == "slow"'], "leaf": ["top"]}
+    for name in (*requires, "other"):
+        (tmp_path / f"{name}-1.0.dist-info").mkdir()
+        lines = [
+            "Metadata-Version: 2.1",
+            f"Name: {name}",
+            "Version: 1.0",
+            "Provides-Extra: fast",
+            "Provides-Extra: slow",
+        ]
+        lines += [f"Requires-Dist: {requirement}" for requirement in requires.get(name, ())]
+        (tmp_path / f"{name}-1.0.dist-info" / "METADATA").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert {*installed("top")} == {"top", "middle", "leaf"}
 
 
 def test_a_study_s_dossier_is_of_what_it_chose_and_names_the_others(heart, tmp_path):
