@@ -167,6 +167,12 @@ class DataConfig:
         require(len(train) >= self.min_samples, f"data: {few}; lower that")
         return [self._prepared(source, site, train, test)]
 
+    def label_of(self, source: DataSource, data: ParticipantData) -> str | None:
+        """The group that a participant names: what its site's source says, or the number of its true group."""
+        if self.partition is None:
+            return source.group_label
+        return None if data.group is None else str(data.group)
+
     def newcomers(self, source: DataSource) -> list[ParticipantData]:
         """A simulation's participants that are held back from training."""
         return self._people(source, self._indices(unseen=True)) if self.unseen else []

@@ -161,6 +161,11 @@ class DataSource(ABC):
         """What names the patients, a column or arrays; None if each sample is of a patient of its own."""
         return None
 
+    @property
+    def group_label(self) -> str | None:
+        """The group that the site names as its own, for a method of given groups; None if it names none."""
+        return None
+
     @abstractmethod
     def load(self) -> tuple[Samples, Samples]:
         """Training and test samples."""

@@ -40,6 +40,7 @@ VARIABLE = "CFL_DATA"
 LABEL = "CFL_LABEL"
 EVENT = "CFL_EVENT"
 PATIENT = "CFL_PATIENT"
+GROUP = "CFL_GROUP"
 COLUMNS = "CFL_COLUMNS"
 # Where FLARE's container launchers mount the datasets of a job's study: /data/<study>/<dataset>.
 MOUNTS = Path("/data")
@@ -170,8 +171,8 @@ class SiteData(Wrapped):
     The site's environment variable ``CFL_LABEL`` names the labels: a table's column (default ``label``), or an .npz
     file's arrays (default ``labels``: ``train_labels, test_labels``). ``CFL_EVENT`` names a table's column of events if
     its labels are times. ``CFL_PATIENT`` names a table's column, or an .npz file's arrays, of whose sample each is,
-    where a patient has several. ``CFL_COLUMNS`` is the file with what the sites agreed on of a table's columns. A job
-    whose ``columns`` say something else is refused.
+    where a patient has several. ``CFL_GROUP`` is the site's group, for the method groups. ``CFL_COLUMNS`` is the file
+    with what the sites agreed on of a table's columns. A job whose ``columns`` say something else is refused.
 
     A table is a .csv, .csv.gz or .parquet file. A folder with a single .npz file, or with nothing but a table, stands
     for that file, because datasets are always mounted as folders.
@@ -213,6 +214,10 @@ class SiteData(Wrapped):
     @property
     def patient(self) -> str | None:
         return os.environ.get(PATIENT) or None
+
+    @property
+    def group_label(self) -> str | None:
+        return os.environ.get(GROUP) or None
 
     def leave(self) -> AbstractContextManager[None]:
         """What the operator names needs no leave."""

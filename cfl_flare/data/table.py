@@ -86,7 +86,9 @@ class Table(Reading, NamedSource):
         "for task survival",
     )
     group: str | None = setting(
-        None, help="the column with the true group of each row's owner, to compare clusters with; it is not a feature"
+        None,
+        help="the column with the true group of each row's owner, to compare clusters with, or which a site names for "
+        "method groups; it is not a feature",
     )
     time: str | None = setting(
         None, help="a column of dates: each owner's latest rows are for testing, not random ones; it is not a feature"
@@ -248,6 +250,17 @@ class Table(Reading, NamedSource):
         if self.group is None:
             return None
         return np.unique(frame[self.group].to_numpy().astype(str), return_inverse=True)[1].astype(np.int64)
+
+    @property
+    def group_label(self) -> str | None:
+        """What all rows have in the column ``group``; a DataError if they differ."""
+        if self.group is None:
+            return None
+        path, frame, _, labels = self._contents
+        names = sorted({*texts(frame[labels.rows][self.group]).dropna()})
+        several = f"{path}: column {self.group!r} names {len(names)} groups; a site has one: leave group out"
+        require(len(names) == 1, several, DataError)
+        return str(names[0])
 
     @property
     def positive(self) -> str | None:

@@ -78,8 +78,9 @@ def run_loop(
     site, places = _host(plan)
     settings = plan.server.judged(site.runtime.task, site.runtime.division.layout)
     facts = describe_run(plan.data, settings, site.runtime.settings, plan.job.private)
+    label_of = partial(plan.data.label_of, source) if plan.method.traits.named_groups else lambda data: None
     participants = [
-        Participant(n, places[n], site.samples(n), d.group, len(d.test) > 0, clipped=d.clipped)
+        Participant(n, places[n], site.samples(n), d.group, len(d.test) > 0, clipped=d.clipped, label=label_of(d))
         for n, d in site.hosted.items()
     ]
     start = _start(plan, site, participants, checkpoints, facts)
@@ -136,6 +137,7 @@ def _start(
         "method": describe_method(plan.method),
         "model": plan.model,
         "participants": {p.name: p.samples for p in participants},
+        **({"labels": labels} if (labels := {p.name: p.label for p in participants if p.label is not None}) else {}),
         "evaluate_trained": plan.site.evaluate_trained,
         **facts,
         **({} if initial_ckpt is None else {"initial_ckpt": initial_ckpt}),

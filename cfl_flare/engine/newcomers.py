@@ -27,6 +27,7 @@ from cfl_flare.clustering.floor import memberships, recorded
 from cfl_flare.core.config import build, from_dict, one_line, require, require_whole
 from cfl_flare.core.errors import CFLError, ConfigError, DataError, PayloadError, RunFailedError
 from cfl_flare.core.files import atomic_write, check_memory
+from cfl_flare.core.text import shown
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
 from cfl_flare.data.deal import read_indicator
 from cfl_flare.engine.indicator import Logits, logits_for
@@ -227,18 +228,21 @@ class Finished:
 
         A ConfigError says that its name is taken, or that there is no such group.
         """
-        method = self.method
+        method, state = self.method, self.state
         if group is not None:
             if not isinstance(method, Groups):
                 raise ConfigError(f"{self.folder}: method {method.label} places newcomers itself; leave --group out")
-            method = method.named(data.name, group)
+            there = ", ".join(map(shown, method.labels[:20]))
+            known = f"method groups: no group {shown(group)} was trained; there are {there}"
+            require(group in method.labels, known)
+            state = replace(state, labels={**state.labels, data.name: group})
         taken = [p["name"] for p in self.summary["participants"]]
         require(data.name not in taken, f"newcomer: {data.name!r} is a participant of the run; give it another name")
         if self._per_period is None:
             data = replace(data, **{name: replace(getattr(data, name), period=None) for name in ("train", "test")})
         self._site.add([data])
         with self._reading():
-            return join(method, self.state, self._site, data.name, logits, rounds)
+            return join(method, state, self._site, data.name, logits, rounds)
 
     def save(self, newcomer: Newcomer, folder: Path) -> Path:
         """Writes what a newcomer predicts with into a folder, for `read_model` of the results; returns the file."""

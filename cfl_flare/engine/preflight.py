@@ -143,8 +143,9 @@ def _check_start(plan: RunPlan, division: Division) -> None:
     """Builds the server, which makes its own checks, if the participants are known."""
     if plan.data.participants is None or plan.job.resume_from is not None:
         return
-    enough = plan.server.floor.samples  # sites and samples are not known yet
-    participants = [Participant(name, name, enough) for name in plan.data.names]
+    enough = plan.server.floor.samples  # sites, samples and the groups that they name are not known yet
+    label = next(iter(plan.method.traits.named_groups), None)
+    participants = [Participant(name, name, enough, label=label) for name in plan.data.names]
     initial = initial_models(plan.method, plan.make_model, division.public, plan.server.seed, None)
     Server(plan.method, division.public, participants, plan.server, plan.method.start(initial, plan.data.names))
 

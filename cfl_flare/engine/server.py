@@ -15,6 +15,7 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import stream
+from cfl_flare.core.text import shown
 from cfl_flare.engine.min_cluster_size import ClusterFloor, Means, check_floor, under_floor
 from cfl_flare.engine.observers import Observer, observers_of
 from cfl_flare.engine.robust import Guard
@@ -97,6 +98,7 @@ class Server:
             f"only {count} of {len(participants)} take part; lower k or raise sample",
         )
         method.check(layout, settings.num_rounds)
+        self._note_labels(participants)
         check_floor(method, state, settings, participants)
         settings.early_stopping.check(any(p.tested for p in participants))
         self.floor = ClusterFloor(method, settings, self.participants)
@@ -131,6 +133,21 @@ class Server:
         """
         self.participants.clear()  # in place: others hold it
         self.participants.update({p.name: p for p in participants})
+        self._note_labels(participants)
+
+    def _note_labels(self, participants: Sequence[Participant]) -> None:
+        """Keeps which groups participants named; the first label of each stays.
+
+        Raises:
+            ConfigError: the method lists groups, and nobody named one of them.
+        """
+        groups = self.method.traits.named_groups
+        named = {p.name: p.label for p in participants if p.label is not None and p.label in groups}
+        self.state = replace(self.state, labels={**named, **self.state.labels})
+        nobody = (
+            f"method {self.method.label}: nobody named one of the groups {shown(groups)}; set CFL_GROUP at the sites"
+        )
+        require(not groups or bool(self.state.labels), nobody)
 
     def _sample_size(self) -> int:
         everyone = len(self.participants)
@@ -318,7 +335,7 @@ class Server:
             self.round.fail([*self.round.tasks], why)
             return None
         moved = self.method.aggregate(equipped, updates, assignment) if len(updates) else before.after({}, assignment)
-        self.state = self._optimizer.step(before, moved)
+        self.state = replace(self._optimizer.step(before, moved), labels=before.labels)
         return assignment
 
     def forget(self, number: int) -> None:

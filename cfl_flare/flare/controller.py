@@ -82,6 +82,7 @@ class ClusteredController(PerSiteController):
         self._newest: list[str] = []
         self._hosting: dict[str, dict[str, Any]] = {}
         self._means: Means | None = None
+        self._labels: Mapping[str, str] = {}
 
     def run(self) -> None:
         """The whole job: check in, rounds, results."""
@@ -117,6 +118,7 @@ class ClusteredController(PerSiteController):
         total, layout = self._schedule.num_rounds, self.aggregator.division(self.fl_ctx).layout
         checkpoint = persistor.open(layout, self.results, self.fl_ctx)
         resumed_at = None if checkpoint is None else checkpoint.state.round
+        self._labels = {} if checkpoint is None else checkpoint.state.labels
         require(
             resumed_at is None or resumed_at < total,
             f"run: resume_from names a run with {resumed_at} rounds; num_rounds = {total} adds none",
@@ -304,7 +306,7 @@ class ClusteredController(PerSiteController):
 
     def _hosted_by(self, result: FLModel, site: str, expected: Collection[str], most: int) -> list[Participant]:
         """Whom a site hosts, by its answer to the check-in."""
-        return decode_check_in(result, site, expected, most)
+        return decode_check_in(result, site, expected, most, self._labels)
 
     def _memory_of(self) -> str | None:
         """The run that is resumed."""

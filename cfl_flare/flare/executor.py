@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -25,8 +25,8 @@ from cfl_flare.core.config import build, from_dict, require, unmarked
 from cfl_flare.core.errors import AbortedError, BudgetError, ColumnsError, failure_of
 from cfl_flare.core.settings import from_attributes, keep, shows
 from cfl_flare.core.text import plain
-from cfl_flare.data import DataSource, SiteData
-from cfl_flare.data.sources import COLUMNS
+from cfl_flare.data import DataConfig, DataSource, SiteData
+from cfl_flare.data.sources import COLUMNS, GROUP
 from cfl_flare.data.summary import DataSummary, clipped_line
 from cfl_flare.data.table import Table
 from cfl_flare.engine.partial_sums import added_up
@@ -52,7 +52,7 @@ from cfl_flare.flare.policy import (
     store_for,
     unused_copy,
 )
-from cfl_flare.flare.schema import CLIPPED
+from cfl_flare.flare.schema import CLIPPED, LABEL
 from cfl_flare.flare.site_run import RoundTask, SiteRun, log_failure
 from cfl_flare.methods import Method, build_method
 from cfl_flare.results.balance import LedgerJob
@@ -116,6 +116,7 @@ class ClusteredExecutor(Executor):
         self._averaged: list[str] = []
         self._data, self._answered = "", 0
         self._books: Books | None = None
+        self._labels: Mapping[str, str] = {}
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Carries out a task; a failure is logged here, and its code alone is reported to the server."""
@@ -165,6 +166,8 @@ class ClusteredExecutor(Executor):
             hosted.append({"name": data.name, "group": data.group, **counts})
             if self.data.get("partition") is not None:  # real patients' numbers are counted in the site's own log
                 hosted[-1][CLIPPED] = data.clipped
+            if data.name in self._labels:
+                hosted[-1][LABEL] = self._labels[data.name]
         return {"participants": hosted}
 
     def _agree(self, content: dict[str, Any], fl_ctx: FLContext) -> None:
@@ -318,3 +321,19 @@ class ClusteredExecutor(Executor):
         site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
         for line in source.described() if config.partition is None else ():
             self.log_info(fl_ctx, f"data: {plain(line)}")
+        self._labels = self._labels_of(site, source, config, fl_ctx)
+
+    def _named_groups(self, site: Site) -> Collection[str]:
+        """The groups that the job lists."""
+        return site.method.traits.named_groups
+
+    def _labels_of(self, site: Site, source: DataSource, config: DataConfig, fl_ctx: FLContext) -> Mapping[str, str]:
+        """The groups that participants name, of those that the job lists: no other text leaves."""
+        groups = self._named_groups(site)
+        of_rows = self._books is not None and not isinstance(source, SiteData)
+        reason = "data: with dp, a group that rows name would not be protected"
+        require(not (groups and of_rows), f"{reason}; use the source site, and set {GROUP}")
+        labels = {data.name: config.label_of(source, data) for data in site.hosted.values()} if groups else {}
+        for name in (name for name, label in labels.items() if label not in groups):
+            self.log_info(fl_ctx, f"data: {name} names none of the job's groups; it is served the common model")
+        return {name: label for name, label in labels.items() if label is not None and label in groups}

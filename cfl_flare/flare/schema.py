@@ -10,6 +10,7 @@ costs the site, or the participant, its own part and nobody else anything.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,16 +24,20 @@ from cfl_flare.engine.observers import ANSWERING
 from cfl_flare.engine.task import MAX_GROUPS, MAX_SAMPLES, Result, is_count
 from cfl_flare.flare.wire import ARRAYS, COUNTS, content_of
 from cfl_flare.methods import Participant, Update
+from cfl_flare.methods.groups import LONGEST
 
 KEYS = frozenset({"schema", "error", "participants", "round", "results"})
 OF_PARTICIPANT = frozenset({"name", "samples", "group", "tested"})
 CLIPPED = "clipped"  # of a simulation's participants alone
+LABEL = "label"  # of participants that name one of the job's groups
 OF_RESULT = frozenset({"error", "samples", "cluster", "carrier", *ANSWERING})
 MAX_CLIPPED = 10**12
 NUMBERS = (np.ndarray, np.generic, int, float)
 
 
-def decode_check_in(message: FLModel, site: str, expected: Collection[str], most: int) -> list[Participant]:
+def decode_check_in(
+    message: FLModel, site: str, expected: Collection[str], most: int, labels: Mapping[str, str] = MappingProxyType({})
+) -> list[Participant]:
     """Whom a site hosts.
 
     Args:
@@ -40,9 +45,10 @@ def decode_check_in(message: FLModel, site: str, expected: Collection[str], most
         site: its name.
         expected: the names of those whom it hosts: itself, or in a simulation those that are dealt to it.
         most: how many participants the operator allows a site.
+        labels: the groups that participants named in the run that is resumed.
 
     Raises:
-        PayloadError: the site failed, names others or too few, or what it says of one is malformed.
+        PayloadError: the site failed, names others or too few, what it says of one is malformed, or another group.
     """
     said = _content(message).get("participants")
     if not isinstance(said, list) or len(said) > most:
@@ -50,7 +56,7 @@ def decode_check_in(message: FLModel, site: str, expected: Collection[str], most
         raise malformed(f"{site} should list its participants, not {count}")
     found: dict[str, Participant] = {}
     for one in said:
-        if not isinstance(one, dict) or one.keys() - {CLIPPED} != OF_PARTICIPANT:
+        if not isinstance(one, dict) or one.keys() - {CLIPPED, LABEL} != OF_PARTICIPANT:
             raise malformed(f"{site}: a participant should have {', '.join(sorted(OF_PARTICIPANT))}, not {shown(one)}")
         name, samples, group, tested = one["name"], one["samples"], one["group"], one["tested"]
         if not isinstance(name, str) or name not in expected or name in found:
@@ -64,7 +70,8 @@ def decode_check_in(message: FLModel, site: str, expected: Collection[str], most
         clipped = one.get(CLIPPED)
         if clipped is not None and not is_count(clipped, 0, MAX_CLIPPED):
             raise malformed(f"{name}: clipped = {shown(clipped)} should be None or a whole number in 0..{MAX_CLIPPED}")
-        found[name] = Participant(name, site, samples, group, tested, clipped=clipped)
+        label = _label(name, one.get(LABEL), labels)
+        found[name] = Participant(name, site, samples, group, tested, clipped=clipped, label=label)
     if len(found) < len(expected):
         raise malformed(f"{site} names {len(found)} of the {len(expected)} participants that it hosts")
     return list(found.values())
@@ -107,6 +114,17 @@ def decode_results(
             yield _result(name, said, own[name], bank)
         except PayloadError as error:
             yield name, error
+
+
+def _label(name: str, label: Any, earlier: Mapping[str, str]) -> str | None:
+    """The group that a participant names, which is the one that it named before."""
+    short = label is None or (isinstance(label, str) and 0 < len(label) <= LONGEST and label.isprintable())
+    if not short:
+        raise malformed(f"{name}: label = {shown(label)} should be None or 1 to {LONGEST} printable characters")
+    if earlier.get(name, label) != label:
+        stays = f"the run that is resumed has it in group {shown(earlier[name])}; set CFL_GROUP there as it was"
+        raise PayloadError("label", f"{name}: label = {shown(label)}, but {stays}")
+    return label
 
 
 def malformed(message: str) -> PayloadError:

@@ -180,8 +180,11 @@ class SeveralExecutor(ClusteredExecutor):
         return super()._opened_books(source, content, fl_ctx)
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
-        super()._host(site, source, content, fl_ctx)
         self._known = candidates_of(unmarked(self.runs or []), component_policy(fl_ctx))
+        super()._host(site, source, content, fl_ctx)
+
+    def _named_groups(self, site: Site) -> list[str]:
+        return [label for run in self._known.values() for label in run.method.traits.named_groups]
 
     def _run_of(self, content: dict[str, Any], site: Site, fl_ctx: FLContext) -> tuple[SiteRun, dict[str, str]]:
         """The run that a task names, with the data of this job's ``site``.

@@ -25,6 +25,7 @@ LONGEST = 200
 class Groups(Method):
     """FedAvg over all for some rounds, then FedAvg inside each given group, from the common model Theta_pan.
 
+    The run says each participant's label, or lists the labels, and each participant names its own at check-in.
     A participant without a label is served Theta_pan, which stays as it is once the groups have begun. Clusters are
     numbered by their labels: short ones first, then by alphabet.
     """
@@ -32,7 +33,10 @@ class Groups(Method):
     name: ClassVar[str] = "groups"
     paper: ClassVar[str] = "a consortium's own regions; baseline of found clusters"
 
-    groups: Mapping[str, str] = setting(help="label of each participant, by its name; who is not there has none")
+    groups: Mapping[str, str] | Sequence[str] = setting(
+        help="label of each participant, by its name; who is not there has none. Or a list of labels: each participant "
+        "names its own at check-in, in CFL_GROUP or by its table's column `group`"
+    )
     warmup: int = setting(0, help="rounds w of FedAvg over all, before the groups begin", ge=0)
     pull: float = setting(
         0.0, help="lambda of lambda/2 ||theta - Theta_pan||^2, which holds a group's model near the common one", ge=0
@@ -40,38 +44,40 @@ class Groups(Method):
 
     def __post_init__(self) -> None:
         where, given = f"method {self.name}: groups", self.groups
+        valid = isinstance(given, (Mapping, list, tuple))
         require(
-            isinstance(given, Mapping), f"{where} = {shown(given)} should be a label for each name: {{name: label}}"
+            valid, f"{where} = {shown(given)} should be a label for each name, {{name: label}}, or a list of labels"
         )
-        labels = {name: str(label) if isinstance(label, int) else label for name, label in given.items()}
+        pairs = given.items() if isinstance(given, Mapping) else [(str(label), label) for label in given]
+        labels = {name: str(label) if isinstance(label, int) else label for name, label in pairs}
         for name, label in labels.items():
-            valid = all(isinstance(text, str) and 0 < len(text) <= LONGEST for text in (name, label))
-            short = f"should be a name and a label of 1 to {LONGEST} characters"
+            texts = (name, label)
+            valid = all(isinstance(t, str) and 0 < len(t) <= LONGEST and t.isprintable() for t in texts)
+            short = f"should be a name and a label of 1 to {LONGEST} printable characters"
             require(valid, f"{where}: {shown(name)}: {shown(label)} {short}")
         require(0 < len({*labels.values()}) <= 1000, f"{where} have {len({*labels.values()})} labels, not 1 to 1000")
-        object.__setattr__(self, "groups", labels)
+        object.__setattr__(self, "groups", labels if isinstance(given, Mapping) else [*labels])
         super().__post_init__()
 
     @cached_property
     def labels(self) -> list[str]:
         """The labels in the order of their clusters."""
-        return sorted({*self.groups.values()}, key=lambda label: (len(label), label))
+        given = self.groups.values() if isinstance(self.groups, Mapping) else self.groups
+        return sorted({*given}, key=lambda label: (len(label), label))
 
     @property
     def traits(self) -> Traits:
         """Without a warm-up, no participant changes anything for another group."""
         given, rule = self.warmup == 0, "the group of its label; without one, the common model"
-        return replace(PLAIN, clusters=len(self.labels), joins_by=rule, averages_only=True, given_groups=given)
+        named = () if isinstance(self.groups, Mapping) else tuple(self.labels)
+        of_method = replace(PLAIN, clusters=len(self.labels), joins_by=rule, averages_only=True)
+        return replace(of_method, given_groups=given, named_groups=named)
 
-    def cluster_of(self, participant: str) -> int | None:
-        label = self.groups.get(participant)
-        return None if label is None else self.labels.index(label)
-
-    def named(self, participant: str, label: str) -> Groups:
-        """The method with one more participant's label, which must be one of the run's."""
-        there = ", ".join(map(shown, self.labels[:20]))
-        require(label in self.labels, f"method groups: no group {shown(label)} was trained; there are {there}")
-        return replace(self, groups={**self.groups, participant: label})
+    def cluster_of(self, state: ServerState, participant: str) -> int | None:
+        """By the run's label of it, else by the one that it named."""
+        given = self.groups if isinstance(self.groups, Mapping) else {}
+        label = given.get(participant, state.labels.get(participant))
+        return self.labels.index(label) if label in self.labels else None
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
         super().check(layout, rounds)
@@ -89,7 +95,7 @@ class Groups(Method):
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Its group's model, with Theta_pan for the pull; Theta_pan alone in the warm-up, and without a label."""
-        cluster = self.cluster_of(participant)
+        cluster = self.cluster_of(state, participant)
         if not self._grouped(state):
             return Download((GLOBAL,))
         if cluster is None:
@@ -109,7 +115,7 @@ class Groups(Method):
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """As given, once the groups have begun."""
-        given = {u.participant: self.cluster_of(u.participant) for u in updates if self._grouped(state)}
+        given = {u.participant: self.cluster_of(state, u.participant) for u in updates if self._grouped(state)}
         return {name: cluster for name, cluster in given.items() if cluster is not None}
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:

@@ -60,6 +60,7 @@ class Participant:
         tested: it has test samples; else it trains, and measures nothing.
         unit: what ``samples`` counts: samples, or a script's steps; empty where its script says nothing.
         clipped: how many numbers of its table were clipped, in a simulation; None if none ever is.
+        label: the group that it named at check-in; None if it named none.
     """
 
     name: str
@@ -69,11 +70,13 @@ class Participant:
     tested: bool = True
     unit: str = "samples"
     clipped: int | None = None
+    label: str | None = None
 
     def check_in(self) -> dict[str, Any]:
         """What it said of its data, as a run's summary has it."""
         facts = {"name": self.name, "site": self.site, **({self.unit: self.samples} if self.unit else {})}
         facts |= {"group": self.group, **({} if self.tested else {"tested": False})}
+        facts |= {} if self.label is None else {"label": self.label}
         return facts | ({} if self.clipped is None else {"clipped": self.clipped})
 
 
@@ -240,6 +243,8 @@ class ServerState:
             ``archives``, and not stored: extras say which versions belong to the state.
         census: who is where, and what a cluster needs, for `sizes`. It is there in the steps of a run in which clusters
             may not be small; not stored.
+        labels: the groups that participants named at check-in, of those that the method lists as ``named_groups``. The
+            server sets it; stored.
     """
 
     bank: Mapping[str, Params]
@@ -252,6 +257,7 @@ class ServerState:
     archive: Archive | None = field(default=None, compare=False, repr=False)
     census: Census | None = field(default=None, compare=False, repr=False)
     period: int = field(default=0, compare=False)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def sizes(self, names: Sequence[str], placed: Assignment | None = None) -> Sizes | None:
         """What the clusters need that these participants are to be assigned to; None for nothing.
@@ -282,6 +288,7 @@ class ServerState:
             {**self.extras, **extras},
             self.arrays,
             period=self.period,
+            labels=self.labels,
         )
 
 
@@ -305,6 +312,7 @@ class Traits:
         compares_samples: a participant compares what models lose on each sample by itself.
         given_groups: who is in which cluster was given before the run, and clusters share nothing: one participant
             changes no other cluster.
+        named_groups: the labels of groups, of which each participant may name one at check-in.
         mergeable: the M-step takes any assignment of the round's participants, so that small clusters can be filled up.
         shares_centres: K is fixed, a participant may be sent all centres, and the common model is their mean: what
             penalties of clusters and CAM build on.
@@ -333,6 +341,7 @@ class Traits:
     mixes: bool = False
     compares_samples: bool = False
     given_groups: bool = False
+    named_groups: tuple[str, ...] = ()
     mergeable: bool = False
     shares_centres: bool = False
     whole_models: bool = False

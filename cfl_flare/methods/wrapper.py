@@ -99,6 +99,7 @@ class Wrapper(Method):
             starts_on_site=any(traits.starts_on_site for traits in parts),
             archives=any(traits.archives for traits in parts),
             keeps_head=any(traits.keeps_head for traits in parts),
+            named_groups=tuple(dict.fromkeys(label for traits in parts for label in traits.named_groups)),
             no_private=next((traits.no_private for traits in parts if traits.no_private), ""),
             no_penalties="belong to the methods inside it; give them there",
             takes_penalties=False,

@@ -215,7 +215,8 @@ def _sha256(text: str) -> str:
 def state_metadata(state: ServerState) -> dict[str, Any]:
     """The part of a server's state that is not models, as JSON values; `state_of` reads it."""
     assignment = {n: dict(k.shares) if isinstance(k, Mixture) else k for n, k in state.assignment.items()}
-    return {"assignment": assignment, "round": state.round, "extras": dict(state.extras)}
+    labels = {"labels": dict(state.labels)} if state.labels else {}
+    return {"assignment": assignment, "round": state.round, "extras": dict(state.extras), **labels}
 
 
 def state_of(models: Mapping[str, Params], metadata: Mapping[str, Any]) -> ServerState:
@@ -225,6 +226,7 @@ def state_of(models: Mapping[str, Params], metadata: Mapping[str, Any]) -> Serve
         int(metadata["round"]),
         _renamed(metadata["extras"]),
         dict(metadata.get("arrays", {})),
+        labels=dict(metadata.get("labels", {})),
     )
 
 

@@ -329,6 +329,10 @@ def test_a_study_goes_on_after_an_interruption(study_of, tmp_path, monkeypatch):
         (["--margin", "0"], "study: margin = 0.0 should be > 0"),
         (["--validation", "0"], "study: validation = 0.0 sets no samples aside"),
         (["--method", "fedavg"], "--method fedavg is a candidate already; leave it out"),
+        (
+            ["--method", "groups:groups=[a,b]"],
+            "--method groups-k2: a study's sites name no group; give each one's label",
+        ),
         (["--method", "ifca:k=7"], "method ifca: k = 7 is more than participants = 6; lower k"),
         (["--rounds", "1"], "study: rounds = 1 is spent on looking for the number of clusters; give 2 or more"),
     ],

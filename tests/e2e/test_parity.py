@@ -102,6 +102,16 @@ def test_a_job_finds_what_the_loop_finds(tmp_path):
     check_same_models(loop, through)
 
 
+def test_groups_that_participants_name_are_the_loop_s(tmp_path):
+    named = {"method": "groups", "groups": ["0", "1", "2"], "warmup": 1}
+    loop, through = both_ways(tmp_path, named, DataConfig(6, PARTITION), {"lr": 0.1}, {"num_rounds": 3})
+    check_same_models(loop, through)
+    for run in (load_run(loop), load_run(through)):
+        assert [(p["label"], p["cluster"]) for p in run.summary["participants"]] == [
+            (str(i // 2), i // 2) for i in range(6)
+        ]
+
+
 # ---- Private layers: never at the server, and kept at the sites ----
 
 

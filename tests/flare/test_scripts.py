@@ -38,6 +38,7 @@ from cfl_flare.methods import (
     FedProx,
     FeSEM,
     Finetune,
+    Groups,
     KnowledgeSharing,
     Local,
     Method,
@@ -728,6 +729,7 @@ LINE = "import cfl_flare.client\nloss = loss + cfl_flare.client.penalty(model)\n
             "on = 'representations' needs the outputs of other models",
         ),
         (WeCFL(k=2, penalties=(Proximal(),)), "adds to the loss, but train_script"),
+        (Groups(groups=["nl", "gr"]), "sites of a training script name no group; give each site's label"),
         (FedProx(), "add the line 'loss = loss \\+ cfl_flare.client.penalty\\(model\\)'"),
     ],
 )

@@ -520,3 +520,44 @@ def test_what_the_filter_of_the_ledger_leaves_alone(tmp_path):
     assert filtered(plain, answer) is answer
     assert "leak" not in filtered(tight, answer) and filtered(tight, answer).get_return_code() != ReturnCode.OK
     assert filtered(tight, Shareable({"leak": 1})).get_return_code() == ReturnCode.ERROR
+
+
+GROUPS = {"method": "groups", "groups": ["nl", "gr"]}
+
+
+def named(folder: Path, source, **changes) -> dict:
+    """What a site says of itself to a job that lists groups."""
+    job = {**JOB, "method": GROUPS, **changes}
+    return answer(executor(source, **{key: marked(value) for key, value in job.items()}), check_in(job=job), folder)
+
+
+@pytest.mark.parametrize("label, sent", [("nl", "nl"), ("athens-ward-7", None), (None, None)])
+def test_a_site_says_which_of_the_listed_groups_it_is_in_and_no_other_text(tmp_path, monkeypatch, caplog, label, sent):
+    caplog.set_level("INFO")
+    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
+    monkeypatch.setenv("CFL_GROUP", label or "")
+    said = named(kit(tmp_path / "kit"), SiteData())
+    assert said["participants"][0].get("label") == sent
+    assert ("names none of the job's groups" in caplog.text) == (sent is None)
+    assert "athens" not in str(said) + loud(caplog)
+    assert "label" not in answer(executor(SiteData()), check_in(), kit(tmp_path / "other"))["participants"][0]
+
+
+@pytest.mark.parametrize(
+    "wards, dp, outcome",
+    [("nl", None, "nl"), ("zz", None, None), ("nl gr", None, "data"), ("nl", "epsilon=1", "config")],
+)
+def test_a_table_s_column_names_the_site_s_group_if_all_rows_agree(tmp_path, caplog, wards, dp, outcome):
+    names = wards.split()
+    rows = "".join(f"{i / 7},{names[i % len(names)]},{i % 2}\n" for i in range(40))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "ward.csv").write_text(f"share,ward,label\n{rows}")
+    folder = kit(tmp_path / "kit", data_roots=[str(tmp_path / "data")])
+    source = Table(str(tmp_path / "data" / "ward.csv"), group="ward")
+    model = {**JOB["model"], "args": {"input_shape": [1], "num_classes": 2}}
+    said = named(folder, source, model=model, training={"local_steps": 2} | ({"dp": dp} if dp else {}))
+    if outcome in ("data", "config"):
+        assert said == {"schema": said["schema"], "error": outcome}
+        assert ("column 'ward' names 2 groups" if outcome == "data" else "set CFL_GROUP") in caplog.text
+    else:
+        assert said["participants"][0].get("label") == outcome

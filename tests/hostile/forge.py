@@ -63,19 +63,22 @@ def _edit(change: Callable[[DXO, dict[str, Any]], None]) -> Forgery:
     return forge
 
 
+FIELDS = ("name", "samples", "group", "tested")
+
+
 @st.composite
 def check_ins(draw: st.DrawFn) -> Forgery:
     """A check-in that is not true, or none at all."""
     own = draw(st.sampled_from([0, 1]))
-    what = draw(
-        st.sampled_from(["name", "samples", "group", "tested", "field", "fewer", "whole", "list", "more", "twice"])
+    what = draw(st.sampled_from([*FIELDS, "label", "field", "fewer", "whole", "list", "more", "twice"]))
+    junk = draw(
+        {"name": NAME | JUNK, "samples": NUMBER | JUNK, "group": NUMBER | JUNK, "label": NAME | JUNK}.get(what, JUNK)
     )
-    junk = draw({"name": NAME | JUNK, "samples": NUMBER | JUNK, "group": NUMBER | JUNK}.get(what, JUNK))
 
     def change(dxo: DXO, content: dict[str, Any]) -> None:
         said = content["participants"]
         match what:
-            case "name" | "samples" | "group" | "tested":
+            case "name" | "samples" | "group" | "tested" | "label":
                 said[own][what] = junk
             case "field":
                 said[own]["more"] = junk

@@ -30,12 +30,14 @@ from cfl_flare.methods import (
     Method,
     Participant,
     PerFedAvg,
+    ServerState,
     Update,
     WeCFL,
     build_method,
     describe_method,
 )
 from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.store import state_metadata, state_of
 from cfl_flare.training.ensemble import Served
 from tests.cli.test_predict import npz
 from tests.methods.test_contract import loop
@@ -300,6 +302,38 @@ def test_a_group_of_few_is_held_back_and_is_not_mixed_with_another():
     assert running.progress.record["held_back"] == ["d"]
 
 
+def naming(method: Groups, labels: dict[str, str], **settings: Any) -> Server:
+    """A server whose participants name their groups at check-in."""
+    people = [Participant(name, f"site-{name}", n, label=labels.get(name)) for name, n in SAMPLES.items()]
+    return Server(method, LAYOUT, people, ServerSettings(4, clip_norm=None, **settings), method.start(initial))
+
+
+def test_groups_that_sites_name_are_those_of_a_mapping_and_other_labels_have_the_common_model():
+    floor = {"hold_small_clusters": True, "min_sites_per_cluster": 2}
+    for settings in ({}, floor):
+        given = server(Groups(groups=LABELS, warmup=1), **settings)
+        named = naming(Groups(groups=["nl", "gr"], warmup=1), {**LABELS, "c": "x" * 50}, **settings)
+        for ends in ({"a": 10, "b": 0, "c": 5, "d": 1}, {"a": 8, "b": 0, "d": -1}, {"a": 1, "b": 2, "d": 3}):
+            assert one_round(given, ends) == one_round(named, ends)
+            assert ends_of(given) == ends_of(named) and given.state.assignment == named.state.assignment
+        assert named.state.labels == LABELS
+        assert named.progress.record.get("held_back") == (["d"] if settings else None)
+
+
+def test_a_label_that_was_named_first_stays_after_a_checkpoint_and_for_those_who_join():
+    method = Groups(groups=["nl", "gr"])
+    running = naming(method, LABELS)
+    one_round(running, {"a": 8, "b": 0, "d": -1})
+    state = state_of(running.state.bank, json.loads(json.dumps(state_metadata(running.state))))
+    people = [Participant(name, f"site-{name}", n, label="gr") for name, n in SAMPLES.items()]
+    resumed = Server(method, LAYOUT, people[:3], ServerSettings(4), state)
+    assert resumed.state.labels == {**LABELS, "c": "gr"}
+    resumed.admit([*people, Participant("e", "site-e", 9, label="nl")])
+    assert resumed.tasks()["e"].slots == ("cluster-1",) and resumed.tasks()["a"].slots == ("cluster-1",)
+    with pytest.raises(ConfigError, match=r"nobody named one of the groups .'gr', 'nl'.; set CFL_GROUP at the sites"):
+        naming(method, {"a": "NL"})
+
+
 def test_the_pull_is_towards_the_common_model():
     """From (2, 0) on label 0, lr 1: the gradient is (p - 1, 1 - p) + 0.5 * ((2, 0) - (1, 1)), p = softmax of 2."""
     method = Groups(groups={"p": "x"}, pull=0.5)
@@ -325,11 +359,14 @@ def test_a_model_of_one_without_a_label_counts_nowhere_wherever_it_comes_from():
     [
         ("nl", r"groups = 'nl' should be a label for each name"),
         ({}, r"groups have 0 labels, not 1 to 1000"),
-        ({"a": ""}, r"'a': '' should be a name and a label of 1 to 200 characters"),
-        ({"a": "x" * 201}, r"should be a name and a label of 1 to 200 characters"),
+        ({"a": ""}, r"'a': '' should be a name and a label of 1 to 200 printable characters"),
+        ({"a": "x" * 201}, r"should be a name and a label of 1 to 200 printable characters"),
         ({"a": None}, r"'a': None should be a name and a label"),
         ({7: "x"}, r"7: 'x' should be a name and a label"),
         ({str(i): str(i) for i in range(1001)}, r"have 1001 labels"),
+        ([], r"groups have 0 labels, not 1 to 1000"),
+        (["nl", None], r"'None': None should be a name and a label"),
+        (["nl\n"], r"should be a name and a label of 1 to 200 printable characters"),
     ],
 )
 def test_labels_are_checked(groups, says):
@@ -339,7 +376,8 @@ def test_labels_are_checked(groups, says):
 
 def test_numbers_are_labels_in_their_order_and_a_warmup_leaves_rounds():
     method = Groups(groups={"a": 10, "b": 9, "c": 10})
-    assert (method.labels, method.clusters, method.cluster_of("a"), method.cluster_of("z")) == (["9", "10"], 2, 1, None)
+    assert (method.labels, method.clusters) == (["9", "10"], 2)
+    assert [method.cluster_of(ServerState({}), name) for name in "abz"] == [1, 0, None]
     assert method.traits.given_groups and not Groups(groups={"a": "x"}, warmup=1).traits.given_groups
     with pytest.raises(ConfigError, match="warmup = 3 leaves the groups none of 3 rounds; lower it"):
         Groups(groups=LABELS, warmup=3).check(LAYOUT, 3)
@@ -359,7 +397,14 @@ def test_groups_of_a_file_and_of_the_data_and_newcomers_by_their_label(tmp_path,
     assert run.summary["final"]["ari"] == 1
     better = load_run(Path("out", "fedavg")).summary["final"]["served_accuracy"]
     assert run.summary["final"]["served_accuracy"] > better
+    named = ["run", "--loop", *words[2:6], "--out", "named", "--method", "groups:groups=[1,0],warmup=1"]
+    assert main([*named, "--partition", "label_permutation:groups=2"]) == 0
+    of_sites = load_run(Path("named", "groups-k2"))
+    assert of_sites.assignments == run.assignments
+    assert [p["label"] for p in of_sites.summary["participants"]] == ["0"] * 3 + ["1"] * 3
     npz(Path("ward.npz"))
+    assert main(["onboard", "named/groups-k2", "--data", "ward.npz", "--group", "1", "--name", "known"]) == 0
+    assert "known 1" in " ".join(capfd.readouterr().out.split())
     onboard = ["onboard", "out/groups-k2", "--data", "ward.npz"]
     assert main([*onboard, "--name", "known", "--group", "1"]) == 0
     assert main([*onboard, "--name", "unknown"]) == 0

@@ -158,6 +158,8 @@ def first_candidates(
     private = [named(FedAvg(), layers)] if layers else []
     candidates = [named(Local()), named(FedAvg()), *private, named(Finetune())]
     for candidate in map(named, methods):
+        listed = f"--method {candidate.name}: a study's sites name no group; give each one's label, {{name: label}}"
+        require(not candidate.method.traits.named_groups, listed)
         twice = candidate.name in [other.name for other in candidates]
         require(not twice, f"--method {candidate.name} is a candidate already; leave it out")
         candidates.append(candidate)

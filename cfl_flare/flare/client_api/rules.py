@@ -38,6 +38,10 @@ def check_method(method: Method) -> None:
         "use on = 'parameters'",
     )
     require(
+        not method.traits.named_groups,
+        f"method {method.label}: the sites of a training script name no group; give each site's label, {{site: label}}",
+    )
+    require(
         not unable,
         f"method {method.label}: a training script cannot do its {', '.join(unable)} on the site; use fedavg, fedprox, "
         "fesem, wecfl, cfl, fl-hc, fedgroup, groups, ifca or clove without it, or leave train_script out",
