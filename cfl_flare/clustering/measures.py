@@ -93,6 +93,18 @@ def leading(products: np.ndarray, count: int) -> np.ndarray:
     return np.ascontiguousarray((vectors * np.sqrt(np.maximum(values, 0)))[:, ::-1][:, :count])
 
 
+def before_gap(products: np.ndarray, fewest: int = 3) -> np.ndarray:
+    """The `leading` columns up to the largest gap of the singular values, at least so many (Kim et al.'s code).
+
+    >>> before_gap(np.diag([1.0, 1.0, 81.0, 100.0]), 1).shape
+    (4, 2)
+    """
+    columns = leading(products, len(products))
+    values = np.linalg.norm(columns, axis=0)
+    gaps = -np.diff(values, append=values[-1:])
+    return columns[:, : max(fewest, 1 + int(gaps.argmax()))]
+
+
 def scaled(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Descriptors ``(m, 2l (1 + U))``, each block in 0..1 over all; offset and width of those of all samples."""
     present, half = rows[:, :, :1] == 1, rows.shape[2] // 2

@@ -10,8 +10,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from cfl_flare.clustering.agglomerative import number_by_silhouette
 from cfl_flare.clustering.kmeans import first_kmeans, matched
-from cfl_flare.clustering.measures import inner_products, leading
+from cfl_flare.clustering.measures import before_gap, inner_products, leading
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
@@ -31,13 +32,13 @@ class CFLGP(Method):
     weighting: str = "uniform"
     k: int = setting(help="number of clusters K; each model starts from its own seed", ge=1, le=1000)
     every: int = setting(2, help="rounds P from one clustering to the next", ge=1)
+    silhouette: bool = setting(False, help="take the number of clusters, 2 to k, of the best silhouette, each time")
     clustering_rounds: int = setting(10, help="rounds after which the assignment is frozen", ge=1)
 
     @property
     def traits(self) -> Traits:
-        return replace(
-            PLAIN, clusters=self.k, joins_by="smallest training loss", mergeable=True, archives=True, queries=None
-        )
+        named = replace(PLAIN, clusters=self.k, joins_by="smallest training loss")
+        return replace(named, mergeable=True, archives=True, queries=None)
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """K models from K seeds; the first is the first criterion."""
@@ -47,7 +48,7 @@ class CFLGP(Method):
 
     def plan(self, state: ServerState) -> Plan:
         """Everyone in the rounds that cluster; each cluster needs a participant."""
-        return Plan(everyone=True, fewest=self.k) if state.extras["due"] else Plan()
+        return Plan(everyone=True, fewest=2 if self.silhouette else self.k) if state.extras["due"] else Plan()
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Its cluster's model, and the criterion in a round that clusters; all models, if it missed that."""
@@ -103,7 +104,9 @@ class CFLGP(Method):
         for q in sorted(set.intersection(*({*versions[name]} for name in names))):
             products += inner_products(archive.get(f"{n}.{q}", versions[n][q][0]) for n in names)
         sizes = None if state.census is None else state.census.of(names, {})
-        labels = first_kmeans(leading(products, self.k), self.k, np.ones(len(names)), sizes=sizes)
+        rows = before_gap(products) if self.silhouette else leading(products, self.k)
+        k = number_by_silhouette(rows, self.k, better=1.0) if self.silhouette else self.k
+        labels = first_kmeans(rows, k, np.ones(len(names)), sizes=sizes)
         overlap = np.array([np.arange(self.k) == old.get(name, -1) for name in names], float)
         return dict(zip(names, matched(labels, -overlap)[labels].tolist()))
 

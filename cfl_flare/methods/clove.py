@@ -15,7 +15,7 @@ from cfl_flare.clustering.kmeans import first_kmeans, matched, nearest
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
-from cfl_flare.methods.slots import by_number, is_cluster
+from cfl_flare.methods.slots import by_number
 from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
@@ -43,14 +43,8 @@ class CLoVE(Method):
 
     @property
     def traits(self) -> Traits:
-        return replace(
-            PLAIN,
-            clusters=self.k,
-            joins_by="nearest mean of the clusters' losses",
-            averages_only=True,
-            by_metric=True,
-            queries=Queries(losses=1),
-        )
+        named = replace(PLAIN, clusters=self.k, joins_by="nearest mean of the clusters' losses", by_metric=True)
+        return replace(named, averages_only=True, queries=Queries(losses=1))
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         return ServerState({slot: initial(k) for k, slot in enumerate(self.slots)}, extras={"same": {}})
@@ -83,16 +77,12 @@ class CLoVE(Method):
         """L_ik, the mean loss of Theta_k on its training data; or it trains its cluster's model."""
         if LOSSES not in download.scalars:
             return super().local_update(learner, download)
-        losses = self._losses(learner, download)
+        losses = learner.losses([download.model(slot) for slot in by_number(download.slots)])
         return Update(learner.participant, learner.samples, arrays={LOSSES: losses.astype(np.float32)})
-
-    def _losses(self, learner: Learner, download: Download) -> np.ndarray:
-        return learner.losses([download.model(slot) for slot in by_number(download.slots)])
 
     def serve(self, learner: Learner, download: Download) -> Params:
         """Its cluster's model; that with the smallest loss, if it has no cluster."""
-        placed = download.scalars.get(LOSSES, True)
-        return download.models[0 if placed else int(self._losses(learner, download).argmin())]
+        return download.models[0 if download.scalars.get(LOSSES, True) else learner.losses(download.models).argmin()]
 
     def vector(self, state: ServerState, update: Update) -> np.ndarray:
         return np.asarray(update.arrays[LOSSES] if update.arrays else state.arrays[update.participant])
@@ -126,9 +116,8 @@ class CLoVE(Method):
         same = {n: state.extras["same"].get(n, 0) * (state.assignment.get(n) == k) + 1 for n, k in assignment.items()}
         frozen = self.stable is not None and all(times >= self.stable for times in same.values())
         after = state.after({}, assignment, trains=True, frozen=frozen, measured=state.round, same=same)
-        seen = dict(zip(self._measured(after), (state.bank[slot] for slot in self.slots)))
-        bank = {slot: model for slot, model in state.bank.items() if is_cluster(slot)}
-        return replace(after, bank={**bank, **seen}, arrays=sent)
+        bank = {slot: state.bank[slot] for slot in self.slots}
+        return replace(after, bank={**bank, **dict(zip(self._measured(after), bank.values()))}, arrays=sent)
 
     def join(self, state: ServerState, update: Update) -> ServerState:
         """By its losses of the models that were compared last, even if the run ended before a round of losses."""

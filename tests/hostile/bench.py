@@ -33,12 +33,16 @@ from nvflare.fuel.utils import fobs
 from cfl_flare.core.config import describe
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.task import Result
+from cfl_flare.engine.task import Task as Asked
 from cfl_flare.flare import ClusteringAggregator, wire
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.persistor import ClusterModelPersistor
-from cfl_flare.methods import Update
+from cfl_flare.methods import Method, Update, build_method
 from cfl_flare.models import Logistic
 from cfl_flare.results.curves import CURVES, Curves, load_curves
+from cfl_flare.training.learner import Learner
+from cfl_flare.training.runtime import Runtime, Split
+from cfl_flare.training.settings import TrainSettings
 from tests.flare.kits import kit
 
 flare_decomposers.register()
@@ -51,6 +55,15 @@ MODEL = Logistic((1, 2, 2), 2)
 LAYOUT = Layout.of(MODEL)
 ROUNDS = 2
 BINS = 10
+# Methods whose participants send more than a model of theirs: they compute it on data.
+LATER: dict[str, dict[str, Any]] = {
+    "clove": {"k": 2},
+    "cfl-gp": {"k": 2},
+    "feddrift": {},
+    "fedsoft": {"k": 2},
+    "flux": {"warmup": 0, "dimensions": 3, "fewest": 2},
+    "groups": {"groups": ["0", "1"]},
+}
 
 # Changes what the hostile site sends: (task, round, honest answer) -> answer; None sends none.
 Attack = Callable[[str, int, Shareable], Shareable | None]
@@ -61,12 +74,14 @@ def samples_of(name: str) -> int:
     return 20 + EVERYONE.index(name)
 
 
-def check_in(site: str) -> Shareable:
+def check_in(site: str, names_groups: bool = False) -> Shareable:
     """An honest site's check-in."""
     groups = {name: EVERYONE.index(name) % 2 for name in PEOPLE[site]}
-    hosted = [
+    hosted: list[dict[str, Any]] = [
         {"name": name, "samples": samples_of(name), "group": groups[name], "tested": True} for name in PEOPLE[site]
     ]
+    for one in hosted if names_groups else ():
+        one["label"] = str(groups[one["name"]])
     return wire.to_shareable({}, {"participants": hosted})
 
 
@@ -80,9 +95,20 @@ def scores_of(name: str) -> np.ndarray:
     return counts
 
 
-def results(task: Shareable, scored: bool = False) -> Shareable:
-    """An honest site's results: each participant moves the way of its group."""
-    tasks, _, content = wire.decode_task(task, LAYOUT)
+RUNTIME = Runtime(lambda: Logistic((1, 2, 2), 2), TrainSettings(lr=0.1, local_steps=2, batch_size=8), seed=0)
+
+
+def computed(method: Method, name: str, asked: Asked, models: Mapping[str, Params], number: int, memory: Any) -> Update:
+    """What an honest participant computes on its data, whose labels the two groups name differently."""
+    x = np.random.default_rng(EVERYONE.index(name)).normal(size=(samples_of(name), 1, 2, 2)).astype(np.float32)
+    split = Split.of(x, (x[:, 0, 0, 0] > 0).astype(np.int64) ^ (EVERYONE.index(name) % 2))
+    learner = Learner(RUNTIME, name, split, split, memory.setdefault(name, {}), number)
+    return method.local_update(learner, asked.download(models))
+
+
+def results(task: Shareable, scored: bool = False, method: Method | None = None, memory: Any = None) -> Shareable:
+    """An honest site's results: each participant moves the way of its group, or computes what a method asks for."""
+    tasks, models, content = wire.decode_task(task, LAYOUT)
     found = []
     for name, asked in tasks.items():
         number, group = EVERYONE.index(name), EVERYONE.index(name) % 2
@@ -92,6 +118,8 @@ def results(task: Shareable, scored: bool = False) -> Shareable:
         chosen = group if asked.choices else None
         slot = asked.choices[group] if asked.choices else asked.slots[0]
         update = Update(name, samples_of(name), {slot: moved}, chosen) if asked.train else None
+        if asked.train and method is not None:
+            update = computed(method, name, asked, models, content["round"], memory)
         found.append(
             Result(name, update, {"metrics": metrics, "scores": scores_of(name) if scored and asked.evaluate else None})
         )
@@ -134,6 +162,8 @@ class _Bench:
 
     attack: Attack
     scored: bool = False
+    method: Method | None = None
+    memory: dict[str, Any] = field(default_factory=dict)
     controller: Any = None
     components: dict[str, Any] = field(default_factory=dict)
     panics: list[str] = field(default_factory=list)
@@ -141,7 +171,11 @@ class _Bench:
     def send(self, task: Task, fl_ctx: FLContext, targets: list[str], *_: Any) -> None:
         (site,) = targets
         asked = fobs.loads(fobs.dumps(task.data))
-        said: Shareable | None = check_in(site) if task.name == wire.CHECK_TASK else results(asked, self.scored)
+        said: Shareable | None
+        if task.name == wire.CHECK_TASK:
+            said = check_in(site, self.method is not None and bool(self.method.traits.named_groups))
+        else:
+            said = results(asked, self.scored, self.method, self.memory)
         if site == HOSTILE and said is not None:
             number = -1 if task.name == wire.CHECK_TASK else self.controller.aggregator.running.state.round
             said = self.attack(task.name, number, said)
@@ -187,7 +221,8 @@ def play(
     """Runs a job in which the hostile site's answers pass an attack."""
     with tempfile.TemporaryDirectory() as folder, patch("os.fsync"):  # no disk is waited for a thousand times
         place = kit(Path(folder) / "server", real=False, **(policy or {}))
-        bench = _Bench(attack, scored="score_bins" in training)
+        computes = method["method"] in LATER
+        bench = _Bench(attack, "score_bins" in training, build_method(dict(method)) if computes else None)
         engine = SimpleNamespace(
             get_workspace=lambda: Workspace(str(place), "server"),
             get_clients=lambda: [Client(site, "token") for site in SITES],

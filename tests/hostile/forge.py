@@ -175,6 +175,78 @@ def models(draw: st.DrawFn) -> Forgery:
     return _edit(change)
 
 
+BAD = (np.nan, np.inf, -np.inf, 1e30, -1e12)
+EXTREME = (-1e9, -1.0, 0.0, 0.5, 1e-30, 1.0, 1e9)
+
+
+def arrays_of(dxo: DXO, own: str) -> Any:
+    """The arrays beside models that a participant sends; one that none asked for, where it sends none."""
+    return dxo.data.setdefault(
+        f"{own}/{wire.ARRAYS}", DXO(DataKind.WEIGHT_DIFF, data={"loss": np.zeros(2, np.float32)})
+    )
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Forgery:
+    """Results whose losses, descriptors or shares are not what was asked for, or are said to be another's."""
+    own = draw(st.sampled_from(PEOPLE[HOSTILE]))
+    what = draw(
+        st.sampled_from(["value", "shape", "array", "missing", "repeated", "owner", "name", "kind", "dxo", "gone"])
+    )
+    bad, place = draw(st.sampled_from(BAD)), draw(st.integers(0, 10**6))
+    shape, dtype = draw(st.lists(st.integers(0, 4), max_size=4).map(tuple)), draw(st.sampled_from(DTYPES))
+    kind = draw(st.sampled_from([DataKind.WEIGHTS, DataKind.METRICS, DataKind.COLLECTION, "?"]))
+    junk, text = draw(JUNK), draw(NAME)
+
+    def change(dxo: DXO, content: dict[str, Any]) -> None:
+        part = arrays_of(dxo, own)
+        name = min(part.data)
+        match what:
+            case "value":
+                part.data[name] = part.data[name].astype(np.float64)
+                part.data[name].reshape(-1)[place % part.data[name].size] = bad
+            case "shape":
+                part.data[name] = np.zeros((*shape, 7), dtype)
+            case "array":
+                part.data[name] = junk
+            case "missing":
+                del part.data[name]
+            case "repeated":
+                part.data["again"] = part.data[name]
+            case "owner":
+                dxo.data[f"p0/{wire.ARRAYS}"] = dxo.data.pop(f"{own}/{wire.ARRAYS}")
+            case "name":
+                part.data[f"{text}?"] = part.data.pop(name)
+            case "kind":
+                part.data_kind = kind
+            case "dxo":
+                dxo.data[f"{own}/{wire.ARRAYS}"] = junk
+            case "gone":
+                dxo.data = {key: part for key, part in dxo.data.items() if not key.startswith(f"{own}/")}
+
+    return _edit(change)
+
+
+@st.composite
+def untrue(draw: st.DrawFn) -> Forgery:
+    """Results that have all that was asked for, and numbers that are not true: extreme, or another participant's."""
+    numbers = st.lists(st.sampled_from(EXTREME), min_size=1, max_size=6)
+    rows = {name: draw(numbers) for name in PEOPLE[HOSTILE]}
+    swapped = draw(st.booleans())
+
+    def change(dxo: DXO, content: dict[str, Any]) -> None:
+        parts = [dxo.data.get(f"{name}/{wire.ARRAYS}") for name in PEOPLE[HOSTILE]]
+        if None in parts:
+            return
+        for part, row in zip(parts, rows.values()):
+            for name, array in part.data.items():
+                part.data[name] = np.resize(np.float32(row), array.shape)
+        if swapped:
+            parts[0].data, parts[1].data = parts[1].data, parts[0].data
+
+    return _edit(change)
+
+
 @st.composite
 def histograms(draw: st.DrawFn) -> Forgery:
     """Results whose histograms of scores are not those of a test split, or were not asked for."""

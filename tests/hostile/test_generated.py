@@ -42,10 +42,12 @@ from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
 from tests.flare.kits import JOB, MODEL, answer, check_in, executor, kit, npz
 from tests.hostile import forge
-from tests.hostile.bench import BINS, EVERYONE, HOSTILE, PEOPLE, ROUNDS, Run, play
+from tests.hostile.bench import BINS, EVERYONE, HOSTILE, LATER, PEOPLE, ROUNDS, Run, play
 from tests.hostile.forge import FORGED, MODE, Hostile
 
 TRIED = {"wecfl": {"method": "wecfl", "k": 2, "starts": 1}, "ifca": {"method": "ifca", "k": 2}}
+TRIED |= {name: {"method": name, **given} for name, given in LATER.items()}
+EARLIER = sorted(TRIED.keys() - LATER.keys())
 OWN = frozenset(PEOPLE[HOSTILE])
 
 
@@ -130,7 +132,7 @@ def test_models(forgery, number, method):
     check(play(in_round(number, forgery), TRIED[method]), method)
 
 
-@given(forge.histograms(), st.integers(0, ROUNDS), st.sampled_from(sorted(TRIED)), st.booleans())
+@given(forge.histograms(), st.integers(0, ROUNDS), st.sampled_from(EARLIER), st.booleans())
 @cases(150)
 def test_histograms_of_scores(forgery, number, method, asked):
     training = {"score_bins": BINS} if asked else {}
@@ -144,7 +146,7 @@ def test_histograms_of_scores(forgery, number, method, asked):
         assert np.isfinite(own.roc).all() and own.roc[0] == [0, 0] and own.roc[-1] == [1, 1]
 
 
-@pytest.mark.parametrize("method", sorted(TRIED))
+@pytest.mark.parametrize("method", EARLIER)
 def test_at_real_sites_there_is_a_curve_of_all_three_and_of_no_cluster_of_fewer(method, monkeypatch):
     """An honest job: of 3 sites, in 2 clusters or none, one of which sends histograms or all of which do."""
     monkeypatch.setattr("cfl_flare.flare.aggregator.simulated", lambda fl_ctx: False)
@@ -159,6 +161,45 @@ def test_at_real_sites_there_is_a_curve_of_all_three_and_of_no_cluster_of_fewer(
         assert all(own.sites == 3 for own in kept.curves.values())
         assert ("all" in kept.curves) == (sites == 3), kept
         assert sites == 3 or set(kept.left_out.values()) == {"few_sites"}
+
+
+@given(forge.arrays(), st.integers(0, ROUNDS - 1), st.sampled_from(sorted(LATER)))
+@cases(250)
+def test_losses_shares_and_descriptors(forgery, number, method):
+    check(play(in_round(number, forgery), TRIED[method]), method)
+
+
+def others_go_on(run: Run) -> None:
+    """What cannot be known to be untrue ends no run, and leaves finite models and everybody else's rounds."""
+    assert not run.panics and not run.left_out and len(run.records) == ROUNDS
+    for record in run.records:
+        assert set(record["failed"]) <= OWN and set(record["trained"]) >= set(EVERYONE) - OWN
+    assert all(np.isfinite(model).all() for model in run.models.values())
+
+
+@given(forge.untrue(), st.integers(0, ROUNDS - 1), st.sampled_from(sorted(LATER)))
+@cases(150)
+def test_answers_that_are_not_true(forgery, number, method):
+    others_go_on(play(in_round(number, forgery), TRIED[method]))
+
+
+@given(st.sampled_from(["0", "1", "2", "p0", "group"]) | st.none(), st.sampled_from(sorted(OWN)))
+@cases(20)
+def test_a_group_that_is_not_its_own(label, own):
+    """It counts in the group that it names; a group that the job does not list is none."""
+
+    def attack(answer: Shareable) -> Shareable:
+        dxo = from_shareable(answer)
+        for said in dxo.meta[wire.META]["participants"]:
+            if said["name"] == own:
+                said["label"] = label
+        return dxo.update_shareable(answer)
+
+    run = play(in_round(-1, attack), TRIED["groups"])
+    trained = set(EVERYONE) - (set() if label in ("0", "1") else {own})
+    assert not run.panics and all(set(record["trained"]) == trained for record in run.records)
+    assert all(not record["failed"] for record in run.records)
+    assert own not in trained or run.controller.aggregator.running.state.labels[own] == label
 
 
 @given(forge.messages(), st.integers(0, ROUNDS), st.sampled_from(sorted(TRIED)))

@@ -370,6 +370,24 @@ def test_labels_follow_the_greatest_overlap(archive):
     assert state.assignment == {"a": 1, "b": 1, "c": 0}
 
 
+def test_the_silhouette_says_how_many_clusters_there_are(archive):
+    """Three directions, each of two participants; without it, five clusters are asked for."""
+    turned = {"a": (9.0, 0.0), "b": (9.1, 0.0), "c": (0.0, 9.0), "d": (0.0, 9.2), "e": (-9.0, -9.0), "f": (-9.1, -9.0)}
+    updates = [Update(name, 1, {"criterion-0": coin(*gradient)}) for name, gradient in turned.items()]
+    for method, clusters in ((CFLGP(k=5, silhouette=True), 3), (CFLGP(k=5), 5)):
+        state = method.start(initial)
+        assert method.plan(state).fewest == (2 if method.silhouette else 5)
+        state = gp_step(state, updates, archive, method)
+        placed = state.assignment
+        assert len({*placed.values()}) == clusters and {*placed.values()} <= {*range(5)}
+        assert clusters == 5 or (placed["a"] == placed["b"], placed["c"], placed["e"]) == (
+            True,
+            placed["d"],
+            placed["f"],
+        )
+        assert method.clusters_in(state) == 5 and len([slot for slot in state.bank if slot.startswith("clu")]) == 5
+
+
 def test_it_clusters_every_few_rounds_until_it_is_frozen(archive):
     method = CFLGP(k=2, every=2, clustering_rounds=4)
     state, due = method.start(initial), []
