@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from cfl_flare.data.columns import Columns
     from cfl_flare.data.preparation import Preparation
 
+NOTES = ("key", "group", "patient", "period")  # of each sample, besides its label
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -62,22 +64,15 @@ class Samples:
         return cls(images, one_label_each(labels))
 
     def take(self, indices: np.ndarray) -> Samples:
-        notes = (
-            None if array is None else array[indices] for array in (self.key, self.group, self.patient, self.period)
-        )
-        return Samples(self.x[indices], self.y[indices], *notes)
+        notes = {name: None if (of := getattr(self, name)) is None else of[indices] for name in NOTES}
+        return Samples(self.x[indices], self.y[indices], **notes)
 
     def joined(self, other: Samples) -> Samples:
         """Its samples, then the other's; float32 where only one has bytes, labels as floats where only one's are."""
         x, others = (self.x, other.x) if self.x.dtype == other.x.dtype else (scaled(self.x), scaled(other.x))
-        pairs = (
-            (self.key, other.key),
-            (self.group, other.group),
-            (self.patient, other.patient),
-            (self.period, other.period),
-        )
-        notes = (None if a is None or b is None else np.concatenate((a, b)) for a, b in pairs)
-        return Samples(np.concatenate((x, others)), np.concatenate((self.y, other.y)), *notes)
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in NOTES}
+        notes = {name: None if a is None or b is None else np.concatenate((a, b)) for name, (a, b) in pairs.items()}
+        return Samples(np.concatenate((x, others)), np.concatenate((self.y, other.y)), **notes)
 
     def check(self, where: str, missing: bool = False, fewest: int = 1) -> Samples:
         """Returns itself; a DataError if it is not valid, or has fewer samples than ``fewest``.

@@ -164,7 +164,7 @@ def test_at_real_sites_there_is_a_curve_of_all_three_and_of_no_cluster_of_fewer(
 
 
 @given(forge.arrays(), st.integers(0, ROUNDS - 1), st.sampled_from(sorted(LATER)))
-@cases(250)
+@cases(120)
 def test_losses_shares_and_descriptors(forgery, number, method):
     check(play(in_round(number, forgery), TRIED[method]), method)
 
@@ -178,7 +178,7 @@ def others_go_on(run: Run) -> None:
 
 
 @given(forge.untrue(), st.integers(0, ROUNDS - 1), st.sampled_from(sorted(LATER)))
-@cases(150)
+@cases(80)
 def test_answers_that_are_not_true(forgery, number, method):
     others_go_on(play(in_round(number, forgery), TRIED[method]))
 
