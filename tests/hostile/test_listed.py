@@ -15,11 +15,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.abstract.fl_model import FLModel
 
-from cfl_flare.core.errors import FAILURES
+from cfl_flare.core.errors import FAILURES, PayloadError
 from cfl_flare.flare import wire
 from cfl_flare.flare.egress import EgressFilter
-from cfl_flare.flare.schema import decode_results
+from cfl_flare.flare.schema import decode_check_in, decode_results
 from cfl_flare.training.tasks import Classification
+from tests.hostile import bench
 from tests.hostile.bench import HOSTILE, PEOPLE, Run, play
 from tests.hostile.test_generated import TRIED, check, in_round
 
@@ -85,6 +86,17 @@ def test_a_check_in_that_is_not_true_leaves_out_that_site(case):
     assert set(run.left_out) == {HOSTILE}
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(run.left_out[HOSTILE])
+
+
+def test_a_group_does_not_change_when_a_run_is_resumed():
+    """p2 is in group 0 and p3 in group 1; a site that names none any more has left its group."""
+    named = wire.from_shareable(bench.check_in(HOSTILE, names_groups=True))
+    labels = [p.label for p in decode_check_in(named, HOSTILE, OWN, 9, {"p2": "0", "p0": "1"})]
+    assert labels == ["0", "1"]
+    for said, label in ((named, "'1'"), (wire.from_shareable(bench.check_in(HOSTILE)), "None")):
+        refusal = f"p3: label = {label}, but the run that is resumed has it in group '0'; set CFL_GROUP"
+        with pytest.raises(PayloadError, match=refusal):
+            decode_check_in(said, HOSTILE, OWN, 9, {"p3": "0"})
 
 
 def test_a_server_takes_no_more_participants_from_a_site_than_its_operator_allows():
