@@ -38,7 +38,7 @@ class IFCA(Method):
         None, help="training samples that a participant reads to choose a model; None for all of them", ge=1
     )
     race: bool = setting(
-        False,
+        True,
         help="participants drop clearly worse models after 32, 64, 128, ... samples; at most one choice in a hundred "
         "differs from that by all of them",
     )
