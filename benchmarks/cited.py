@@ -184,6 +184,42 @@ def gains(text: str) -> str:
     return f"\n\n{gains_table(result, partition, rows, others)}\n"
 
 
+LIBRARIES = {
+    "loop": "cfl_flare, in its loop",
+    "simulator": "cfl_flare, in FLARE's simulator",
+    "recipe": "FLARE's `FedAvgRecipe`",
+    "flower": "Flower",
+    "fedjax": "FedJAX",
+}
+COLUMNS = {
+    "CPU seconds a round": lambda row: f"{row['a_round']['cpu_seconds']:.1f}",
+    "of the bare work": lambda row: f"{row['ratio']:.2f}",
+    "in its torch": lambda row: f"{row['ratio_of_its_torch']:.2f}",
+    "wall seconds a round": lambda row: f"{row['a_round']['wall_seconds']:.1f}",
+    "start, wall / CPU seconds": lambda row: " / ".join(f"{row['start'][f'{k}_seconds']:.0f}" for k in ("wall", "cpu")),
+    "peak MB": lambda row: f"{row['peak_MB']:.0f}",
+    "accuracy, %": lambda row: f"{100 * row['accuracy']:.1f}",
+}
+
+
+def league(text: str) -> str:
+    """The rows of a league by method, the cheapest rounds first; below them the setting and who is missing."""
+    content = kept.measured(text.strip())
+    rows, setting = content["rows"], content["setting"]
+    lines = [f"| | with | {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * len(COLUMNS)]
+    for method in ("fedavg", "ifca", "fesem"):
+        of_method = [name for name in rows if name.endswith(f"-{method}")]
+        for name in sorted(of_method, key=lambda name: rows[name]["a_round"]["cpu_seconds"]):
+            library = name.partition("-")[0]
+            cells = [f"`{method}`", LIBRARIES.get(library, library), *(show(rows[name]) for show in COLUMNS.values())]
+            lines.append(f"| {' | '.join(cells)} |")
+    short, long = setting["rounds"]
+    commits = ", ".join(sorted({row["commit"][:10] for row in rows.values()}))
+    facts = [f"{setting['participants']} participants", f"runs of {short} and {long} rounds", f"commit {commits}"]
+    facts += [f"{name} is missing: {reason}" for name, reason in content["missing"].items()]
+    return "\n\n" + "\n".join(lines) + f"\n\n*{'; '.join(facts)}.*\n"
+
+
 WAYS: dict[str, Callable[[str], str]] = {
     "figure": figure,
     "difference": difference,
@@ -195,6 +231,7 @@ WAYS: dict[str, Callable[[str], str]] = {
     "which": which,
     "by_place": by_place,
     "gains": gains,
+    "league": league,
     **verdicts.WAYS,
     **counts.WAYS,
 }

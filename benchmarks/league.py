@@ -6,9 +6,10 @@ Participants of Fashion-MNIST, a quarter each with images turned by 0, 90, 180 a
 by SGD and are measured in every round. Shares, network and local training are those of ``peers/work.py``; a script a
 peer does the rest as the peer's own tutorial does it.
 
-A row is run twice, with few rounds and with more. The difference is that of the rounds, and what is left is the start.
+A row is run twice, with few rounds and with several. Their difference is that of the rounds; what is left is the start.
 Processor seconds are those of all its processes, memory is the peak of their sum, with shared pages counted once. The
-bare work, the same steps and test samples in a plain torch loop, is measured before, between and after.
+bare work, the same steps and test samples in a plain torch loop, is measured before, between and after, both with the
+torch of this environment and with that of the peer's.
 
 Each peer has an environment below --envs, which is made at first. Finished rows are not run again. A peer that cannot
 be installed, or fails, is in the file with the error's last line, and is tried again.
@@ -48,7 +49,7 @@ HERE = "this one"
 SHARING = ("flower", "pfl")  # environments with the torch of this one, which their libraries allow
 OLD = "torch-2.0.1"
 OLD_NUMPY = "numpy==1.26.4"
-FEW, MORE, PARTICIPANTS, SAMPLES, TURNS = 2, 6, 20, (320, 80), 4
+SHORT, LONG, PARTICIPANTS, SAMPLES, TURNS = 2, 10, 20, (320, 80), 4
 LIMIT, PATIENCE, PAUSE = 1200.0, 20.0, 0.5  # seconds for a run, for what it leaves behind, and between looks
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -194,13 +195,18 @@ def measure(python: Path, row: str, shares: Path, rounds: int) -> dict[str, Any]
     """
     name, method = row.split("-")
     peer = PEERS[name]
-    said = row if peer.environment == HERE else method
-    paths = [str(SCRIPTS), *([str(SCRIPTS.parents[1])] if peer.environment == HERE else [])]
+    script = [peer.script, row if peer.environment == HERE else method, str(shares), str(rounds)]
+    return run_script(python, script, peer.environment == HERE)
+
+
+def run_script(python: Path, script: Sequence[str], here: bool) -> dict[str, Any]:
+    """A script of ``peers`` with its arguments; see `measure`."""
+    paths = [str(SCRIPTS), *([str(SCRIPTS.parents[1])] if here else [])]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
     stop, peak = threading.Event(), [0.0]
     with tempfile.TemporaryFile("w+") as output:
         before, start = children_seconds(), time.monotonic()
-        command = [str(python), str(SCRIPTS / peer.script), said, str(shares), str(rounds)]
+        command = [str(python), str(SCRIPTS / script[0]), *script[1:]]
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
         watcher = threading.Thread(target=look, args=(stop, peak))
         watcher.start()
@@ -217,32 +223,37 @@ def measure(python: Path, row: str, shares: Path, rounds: int) -> dict[str, Any]
         text = output.read()
     facts = [line for line in text.splitlines() if line.startswith(MARK)]
     if wall >= LIMIT:
-        raise PeerError(f"{rounds} rounds took more than {LIMIT:.0f} s")
+        raise PeerError(f"{' '.join(script)} took over {LIMIT:.0f} s")
     if not facts:
         raise PeerError(last_line(text))
     took = {"wall_seconds": wall, "cpu_seconds": children_seconds() - before, "peak_MB": peak[0]}
     return {**took, **json.loads(facts[0].removeprefix(MARK))}
 
 
-def measure_row(row: str, envs: Path, shares: Path, few: int, more: int) -> dict[str, Any]:
+def measure_row(row: str, envs: Path, shares: Path, short: int, long: int) -> dict[str, Any]:
     """What a round and the start of a row take, beside the bare work."""
     python = python_of(row.split("-")[0], envs)
     people = shares_of(shares)
-    bares, runs = [bare(people)], {}
-    for rounds in (few, more):
-        runs[rounds] = measure(python, row, shares, rounds)
-        bares.append(bare(people))
+    bares: list[tuple[float, float]] = []
+    runs = {}
+    for rounds in (0, short, long):
+        if rounds:
+            runs[rounds] = measure(python, row, shares, rounds)
+        its = run_script(python, ["work.py", str(shares)], python == Path(sys.executable))
+        bares.append((bare(people), its["bare_cpu_seconds"]))
     a_round, start = {}, {}
     for kind in ("wall_seconds", "cpu_seconds"):
-        a_round[kind] = (runs[more][kind] - runs[few][kind]) / (more - few)
-        start[kind] = runs[few][kind] - few * a_round[kind]
-    least = float(np.mean(bares))
+        a_round[kind] = (runs[long][kind] - runs[short][kind]) / (long - short)
+        start[kind] = runs[short][kind] - short * a_round[kind]
+    here, there = np.mean(bares, axis=0).tolist()
     return {
-        **{key: runs[more][key] for key in ("accuracy", "versions", "peak_MB")},
+        **{key: runs[long][key] for key in ("accuracy", "versions", "peak_MB")},
         "a_round": a_round,
         "start": start,
-        "bare_cpu_seconds": least,
-        "ratio": a_round["cpu_seconds"] / least,
+        "bare_cpu_seconds": here,
+        "ratio": a_round["cpu_seconds"] / here,
+        "bare_cpu_seconds_of_its_torch": there,
+        "ratio_of_its_torch": a_round["cpu_seconds"] / there,
         "runs": runs,
         **provenance(),
     }
@@ -250,10 +261,12 @@ def measure_row(row: str, envs: Path, shares: Path, few: int, more: int) -> dict
 
 def table(rows: dict[str, Any]) -> str:
     """The rows as lines of a table."""
-    lines = [f"{'':18} {'wall s':>8} {'CPU s':>8} {'of bare':>8} {'start s':>8} {'MB':>7} {'accuracy':>9}"]
+    lines = [
+        f"{'':18} {'wall s':>8} {'CPU s':>8} {'of bare':>8} {'its own':>8} {'start s':>8} {'MB':>7} {'accuracy':>9}"
+    ]
     for row in (row for row in ROWS if row in rows):
         at = rows[row]
-        figures = (at["a_round"]["wall_seconds"], at["a_round"]["cpu_seconds"], at["ratio"])
+        figures = (at["a_round"]["wall_seconds"], at["a_round"]["cpu_seconds"], at["ratio"], at["ratio_of_its_torch"])
         cells = "".join(f" {figure:8.2f}" for figure in (*figures, at["start"]["wall_seconds"]))
         lines.append(f"{row:18}{cells} {at['peak_MB']:7.0f} {at['accuracy']:9.3f}")
     return "\n".join(lines)
@@ -265,13 +278,13 @@ def main() -> None:
     options.add_argument("--envs", type=Path, default=Path.home() / ".cache" / "cfl-league", help="%(default)s")
     options.add_argument("--out", type=Path, default=Path("league.json"))
     options.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, metavar="ROW", help=", ".join(ROWS))
-    options.add_argument("--rounds", type=int, nargs=2, default=[FEW, MORE], help="of the short run and the long one")
+    options.add_argument("--rounds", type=int, nargs=2, default=[SHORT, LONG], help="of the short run and the long one")
     options.add_argument("--participants", type=int, default=PARTICIPANTS)
     options.add_argument("--samples", type=int, nargs=2, default=list(SAMPLES), help="of each, to train and to test")
     given = options.parse_args()
-    few, more = given.rounds
-    if not 1 <= few < more:
-        raise SystemExit(f"league.py: --rounds {few} {more} should be at least 1 2, and the second larger")
+    short, long = given.rounds
+    if not 1 <= short < long:
+        raise SystemExit(f"league.py: --rounds {short} {long} should be at least 1 2, and the second larger")
     setting = {name: getattr(given, name) for name in ("rounds", "participants", "samples")}
     result: dict[str, Any] = {"setting": setting, "rows": {}, "missing": {}}
     if given.out.exists():
@@ -288,7 +301,7 @@ def main() -> None:
                 continue
             result["missing"].pop(row, None)
             try:
-                result["rows"][row] = measure_row(row, given.envs.resolve(), shares, few, more)
+                result["rows"][row] = measure_row(row, given.envs.resolve(), shares, short, long)
             except PeerError as error:
                 result["missing"][row] = str(error)
                 print(f"{row}: {error}", flush=True)

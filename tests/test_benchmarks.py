@@ -13,6 +13,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -465,3 +466,69 @@ def test_both_accuracies_of_a_finished_run(
     if partition == "tiers":  # then the run has measured the same models
         served = load_run(tmp_path).rounds[-1]["served_accuracy_unweighted"]
         assert found["initial"] == pytest.approx(served, abs=0.02)  # test splits differ by a sample
+
+
+# The league table
+
+
+def fashion(folder: Path) -> Path:
+    """A small file in the layout of Fashion-MNIST; each image has one bright corner, which turns with it."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for split, count in (("train", 96), ("test", 24)):
+        images = rng.integers(0, 100, (count, 28, 28), np.uint8)
+        images[:, 0, 0] = 255
+        arrays |= {f"{split}_images": images, f"{split}_labels": np.arange(count)[:, None] % 10}
+    np.savez(folder / "fashionmnist.npz", **arrays)
+    return folder
+
+
+def test_the_shares_of_the_league_are_equal_and_turned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    league = import_module("league")
+    monkeypatch.setenv("CFL_DATA_ROOT", str(fashion(tmp_path)))
+    league.write_shares(tmp_path / "shares.npz", 4, (20, 6))
+    shares = league.shares_of(tmp_path / "shares.npz")
+    assert [(len(share.y), len(share.test_y)) for share in shares] == [(20, 6)] * 4
+    assert shares[1].y.tolist() == [i % 10 for i in range(20, 40)]
+    for share, (row, column) in zip(shares, [(0, 0), (27, 0), (27, 27), (0, 27)], strict=True):  # against the clock
+        assert (share.x[:, 0, row, column] == 1).all() and (share.test_x[:, 0, row, column] == 1).all()
+    with pytest.raises(SystemExit, match="100 train samples are asked for; there are 96"):
+        league.write_shares(tmp_path / "more.npz", 5, (20, 6))
+
+
+def test_a_network_of_another_size_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    import_module("league")  # which makes its peers' work importable
+    work = import_module("work")
+    assert work.size(work.Net()) == work.PARAMETERS == 8 * 26 + 16 * (8 * 25 + 1) + 10 * (16 * 49 + 1)
+    work.tell([0.5, 0.25], work.PARAMETERS, "torch")
+    said = json.loads(capsys.readouterr().out.removeprefix(work.MARK))
+    assert said == {"accuracy": 0.375, "versions": {"torch": version("torch")}}
+    with pytest.raises(ValueError, match="has 7 parameters"):
+        work.tell([0.5], 7)
+
+
+@pytest.mark.slow
+def test_the_league_keeps_rows_and_names_who_is_missing(tmp_path: Path) -> None:
+    league = import_module("league")
+    broken = tmp_path / "envs" / "pfl" / "bin" / "python"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("#!/bin/sh\necho 'Traceback'\necho 'ImportError: no pfl here'\nexit 1\n")
+    broken.chmod(0o755)
+    (tmp_path / "envs" / "pfl" / "pfl.installed").write_text("\n".join(league.PEERS["pfl"].packages))
+    command = [sys.executable, league.__file__, "--envs", str(tmp_path / "envs"), "--out", str(tmp_path / "a.json")]
+    command += ["--rows", "pfl-fedavg", "loop-fedavg", "--participants", "3", "--samples", "32", "8", "--rounds", "1"]
+    run = partial(
+        subprocess.run, capture_output=True, text=True, env={**os.environ, "CFL_DATA_ROOT": str(fashion(tmp_path))}
+    )
+    assert run([*command, "2"]).returncode == 0
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert result["missing"] == {"pfl-fedavg": "ImportError: no pfl here"} and [*result["rows"]] == ["loop-fedavg"]
+    row = result["rows"]["loop-fedavg"]
+    short, long = row["runs"]["1"], row["runs"]["2"]
+    assert row["a_round"]["cpu_seconds"] == pytest.approx(long["cpu_seconds"] - short["cpu_seconds"])
+    assert row["start"]["wall_seconds"] == pytest.approx(2 * short["wall_seconds"] - long["wall_seconds"])
+    assert row["accuracy"] == long["accuracy"] and row["peak_MB"] > 50
+    assert run([*command, "2"]).returncode == 0  # nothing is measured again
+    assert json.loads((tmp_path / "a.json").read_text()) == result
+    refused = run([*command, "3"])
+    assert refused.returncode == 1 and "was measured with" in refused.stderr

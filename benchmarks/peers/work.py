@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -123,3 +124,8 @@ def tell(served: Sequence[float], parameters: int, *packages: str) -> None:
 def size(model: nn.Module) -> int:
     """The number of parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(MARK + json.dumps({"bare_cpu_seconds": bare(shares_of(Path(sys.argv[1])))}), flush=True)
