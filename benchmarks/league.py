@@ -59,7 +59,7 @@ class Peer(NamedTuple):
 
     Attributes:
         script: in ``peers``.
-        methods: as the script calls them.
+        methods: that it has.
         environment: its name below --envs, or HERE.
         packages: what is installed there, pinned.
     """
@@ -76,10 +76,10 @@ PEERS = {
     "recipe": Peer("with_flare.py", ("fedavg",)),
     "flower": Peer("with_flower.py", ("fedavg",), "flower", ("flwr[simulation]==1.42.0",)),
     "pfl": Peer("with_pfl.py", ("fedavg",), "pfl", ("pfl[pytorch]==0.6.0",)),
-    "cfla": Peer("with_cfla.py", ("fedavg", "ifca", "fesem"), OLD, ("cfla==1.0.4", OLD_NUMPY)),
+    "cfla": Peer("with_clustered.py", ("fedavg", "ifca", "fesem"), OLD, ("cfla==1.0.4", OLD_NUMPY)),
     # fedbase imports medmnist and does not ask for it. Neither it nor FedJAX runs with the torch or the jax of today.
     "fedbase": Peer(
-        "with_fedbase.py",
+        "with_clustered.py",
         ("fedavg", "ifca", "fesem"),
         OLD,
         ("fedbase==0.10.3", "medmnist==2.2.3", "torch==2.0.1", "torchvision==0.15.2", OLD_NUMPY),
@@ -193,10 +193,8 @@ def measure(python: Path, row: str, shares: Path, rounds: int) -> dict[str, Any]
     Raises:
         PeerError: it failed, or took too long.
     """
-    name, method = row.split("-")
-    peer = PEERS[name]
-    script = [peer.script, row if peer.environment == HERE else method, str(shares), str(rounds)]
-    return run_script(python, script, peer.environment == HERE)
+    peer = PEERS[row.split("-")[0]]
+    return run_script(python, [peer.script, row, str(shares), str(rounds)], peer.environment == HERE)
 
 
 def run_script(python: Path, script: Sequence[str], here: bool) -> dict[str, Any]:

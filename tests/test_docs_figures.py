@@ -384,3 +384,24 @@ def test_documents_cite_what_the_cells_have() -> None:
     for path in cited.DOCUMENTS:
         cited.renewed(path.read_text(), problems)
     assert problems == []
+
+
+def test_the_table_of_libraries_has_the_cheapest_first_and_names_who_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def row(seconds: float) -> dict[str, Any]:
+        took = {"wall_seconds": 2 * seconds, "cpu_seconds": seconds}
+        figures = {"ratio": seconds / 4, "ratio_of_its_torch": seconds / 2, "peak_MB": 10.2, "accuracy": 0.5}
+        return {"a_round": took, "start": took, "commit": "0123456789ab", **figures}
+
+    content = {
+        "setting": {"participants": 3, "rounds": [1, 2]},
+        "rows": {"loop-ifca": row(9), "loop-fedavg": row(3), "pfl-fedavg": row(2)},
+        "missing": {"flower-fedavg": "no ray"},
+    }
+    monkeypatch.setattr(kept, "measured", {"league.json": content}.get)
+    lines = cited.league("league.json").strip().splitlines()
+    assert lines[2] == "| `fedavg` | pfl | 2.0 | 0.50 | 1.00 | 4.0 | 4 / 2 | 10 | 50.0 |"
+    assert [line.split("|")[2].strip() for line in lines[3:5]] == ["cfl_flare, in its loop"] * 2
+    facts = "3 participants; runs of 1 and 2 rounds; commit 0123456789; flower-fedavg is missing: no ray"
+    assert lines[-1] == f"*{facts}.*"

@@ -40,7 +40,7 @@ def model_of() -> fedjax.Model:
 
 def main() -> None:
     """Runs the method, and prints the accuracy."""
-    given = order("fedavg", "ifca")
+    given = order("fedjax-fedavg", "fedjax-ifca")
     shares = shares_of(given.shares)
     names = [str(i) for i in range(len(shares))]
     data = {

@@ -89,14 +89,13 @@ def train_client(shares: Path) -> None:
 def main() -> None:
     """Runs the method, and prints the accuracy."""
     given = order(*(f"{place}-{name}" for place in ("loop", "simulator") for name in METHODS), "recipe-fedavg")
-    place, method = given.method.split("-")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["CFL_STATE_ROOT"] = str(folder / "state")
-        if place == "recipe":
+        if given.library == "recipe":
             served = run_recipe(given.shares, given.rounds, folder)
         else:
-            served = run_cfl_flare(place, method, given.shares, given.rounds, folder)
+            served = run_cfl_flare(given.library, given.method, given.shares, given.rounds, folder)
     tell(served, size(Net()), "nvflare", "torch")
 
 

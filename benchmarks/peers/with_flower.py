@@ -46,7 +46,7 @@ def evaluate_client(message: Message, context: Context) -> Message:
 
 def main() -> None:
     """Runs FedAvg, and prints the accuracy."""
-    given = order("fedavg")
+    given = order("flower-fedavg")
     shares = shares_of(given.shares)
     server_app = ServerApp()
     results = []

@@ -44,7 +44,7 @@ def federated(data: list[tuple[Tensor, Tensor]]) -> FederatedDataset:
 
 def main() -> None:
     """Runs FedAvg, and prints the accuracy."""
-    given = order("fedavg")
+    given = order("pfl-fedavg")
     shares = shares_of(given.shares)
     network = PflNet()
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))

@@ -94,23 +94,24 @@ def bare(shares: Sequence[Share]) -> float:
 
 
 class Order(NamedTuple):
-    """What a script runs."""
+    """What a script runs: a method with one of its libraries."""
 
+    library: str
     method: str
     shares: Path
     rounds: int
 
 
-def order(*methods: str) -> Order:
-    """The order on the command line."""
+def order(*rows: str) -> Order:
+    """The order on the command line; rows are ``LIBRARY-METHOD``."""
     options = argparse.ArgumentParser()
-    options.add_argument("method", choices=methods)
+    options.add_argument("row", choices=rows)
     options.add_argument("shares", type=Path)
     options.add_argument("rounds", type=int)
     given = options.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    return Order(given.method, given.shares.resolve(), given.rounds)
+    return Order(*given.row.split("-"), given.shares.resolve(), given.rounds)
 
 
 def tell(served: Sequence[float], parameters: int, *packages: str) -> None:
