@@ -33,7 +33,7 @@ from cfl_flare.results.served import columns_of
 from cfl_flare.training.settings import TrainSettings
 
 # Settings of a job that a simulation does not have.
-NOT_IN_RUN = ("min_clients", "name", "resume_from", "byoc")
+NOT_IN_RUN = ("min_clients", "site_names", "name", "resume_from", "byoc")
 
 EPILOG = """examples:
   cfl-flare run                                  FedAvg and WeCFL on digits

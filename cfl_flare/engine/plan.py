@@ -33,6 +33,10 @@ class JobSettings:
     min_clients: int = setting(
         help="fewest sites with which FLARE starts the job; one that connects later joins it", ge=1
     )
+    site_names: tuple[str, ...] = setting(
+        (),
+        help="the sites, where only these take part; the job's files for the server, initial_ckpt, then go to no site",
+    )
     name: str = setting("clustered", help="name of the job, and of the run's folder under each site's state root")
     initial_ckpt: str | None = setting(
         None, help="a trained model to start from: a local file, sent with the job, or an absolute path on the server"
@@ -60,6 +64,10 @@ class JobSettings:
             check_run_name(self.resume_from, "resume_from")
 
 
+# Bytes of a number on the wire.
+FLOAT_BYTES = {"float32": 4, "float16": 2}
+
+
 @dataclass(frozen=True)
 class ControllerSettings:
     """The server's process."""
@@ -69,6 +77,9 @@ class ControllerSettings:
         2, help="a site that misses so many tasks in a row is still asked, but no longer waited for", ge=1
     )
     memory_gc_rounds: int = setting(0, help=MEMORY.format("the server's"), ge=0, name="server_memory_gc_rounds")
+    transfer: str = setting(
+        "float32", help="numbers of models on the wire; float16 halves the bytes, and rounds", choices=(*FLOAT_BYTES,)
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "run")

@@ -33,6 +33,7 @@ class Serving(Running, Protocol):
 
     layout: Layout
     observers: Sequence[Observer]
+    float_bytes: int
 
     @property
     def bank(self) -> Mapping[str, Params]: ...
@@ -74,7 +75,11 @@ class Round:
         wanted: dict[str, list[str]] = {}
         for name, task in self.tasks.items():
             wanted.setdefault(self._participants[name].site, []).extend(task.needed)
-        return sum(_layout_bytes(bank, slot) for slots in wanted.values() for slot in travelling(slots))
+        layouts = {slot: _layout(bank, slot) for slots in wanted.values() for slot in slots}
+        return sum(self._wire_bytes(layouts[slot]) for slots in wanted.values() for slot in travelling(slots))
+
+    def _wire_bytes(self, layout: Layout) -> int:
+        return layout.nbytes - (4 - self._server.float_bytes) * layout.size
 
     def accept(self, result: Result, site: str) -> None:
         """Checks all of a result, then keeps it, or raises a PayloadError and keeps nothing of it."""
@@ -111,7 +116,7 @@ class Round:
         if self._server.settings.clip_norm is not None:
             self._norms.add(update)
             self._statistics.add(update, bank)
-        self._bytes_up += sum(bank[slot].layout.nbytes for slot in update.diffs)
+        self._bytes_up += sum(self._wire_bytes(bank[slot].layout) for slot in update.diffs)
         self._bytes_up += sum(array.nbytes for array in update.arrays.values())
         self._carried.add(update, self._server.method.weight(update))
 
@@ -169,9 +174,9 @@ class Round:
         self.downloads = {}
 
 
-def _layout_bytes(bank: Mapping[str, Params], slot: str) -> int:
+def _layout(bank: Mapping[str, Params], slot: str) -> Layout:
     model, _, role = slot.partition(":")
-    return bank[slot].layout.nbytes if slot in bank else bank[model].layout.of_part(role).nbytes
+    return bank[slot].layout if slot in bank else bank[model].layout.of_part(role)
 
 
 # The updates of a round that are larger than this are kept on disk.

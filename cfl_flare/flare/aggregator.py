@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
@@ -182,12 +183,14 @@ class ClusteringAggregator(ModelAggregator):
             by_site.setdefault(server.participants[name].site, {})[name] = task
         number = server.state.round
         total = number if server.finished else server.settings.num_rounds  # after it, sites keep their served models
+        needed = {s: travelling(n for t in of_site.values() for n in t.needed) for s, of_site in by_site.items()}
+        models = with_parts(server.bank, {slot for slots in needed.values() for slot in slots})
+        encoded = wire.encode_models(models, half=server.float_bytes < 4)
         messages = {}
         for site, of_site in by_site.items():
-            slots = travelling(slot for task in of_site.values() for slot in task.needed)
-            models = wire.encode_models(with_parts(server.bank, slots))
             content = {**stated, "tasks": wire.encode_tasks(of_site), "round": number}
-            messages[site] = wire.message(models, content, number, total)
+            sent = {slot: DXO(DataKind.WEIGHTS, data=dict(encoded[slot].data)) for slot in needed[site]}
+            messages[site] = wire.message(sent, content, number, total)
         return messages
 
     def _stated(self, tasks: Mapping[str, Task]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ CLASSES = (
     "cfl_flare.flare.study.controller.StudyController",
     "cfl_flare.flare.study.executor.StudyExecutor",
     "cfl_flare.flare.tracking.ServerRun",
+    "cfl_flare.flare.wire.Halving",
     "cfl_flare.data.hospitals.Heart",
     "cfl_flare.data.hospitals.Stroke",
     "cfl_flare.data.images.Folder",

@@ -17,13 +17,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from cfl_flare.cli import main
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data import Npz, SiteData
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.signature import check_signature
-from cfl_flare.models import Logistic
+from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.lineage import LINEAGE, covered
 from cfl_flare.results.lineage_check import check_lineage
 from cfl_flare.results.run_dir import Run, load_run
@@ -39,8 +41,8 @@ JOB_ID = r"[0-9a-f]{8}-[0-9a-f-]{27}"
 def exported(trial: Deployment, name: str, method: str, **settings) -> Path:
     """The folder of a job, as its author exports it: it knows no site's path."""
     values = {"num_rounds": ROUNDS, "min_clients": 3, "training": {"lr": 0.05}, "task_timeout": 240, **TRUSTING}
-    model = Logistic((3, 14, 14), 8)
-    recipe = ClusteredRecipe(name=name, method=method, model=model, data=SiteData(), **{**values, **settings})
+    values["model"] = Logistic((3, 14, 14), 8)
+    recipe = ClusteredRecipe(name=name, method=method, data=SiteData(), **{**values, **settings})
     recipe.export(str(trial.folder / "jobs"))
     return trial.folder / "jobs" / name
 
@@ -103,6 +105,26 @@ def test_hospitals_find_their_groups_and_keep_what_they_are_served(trial, undist
         assert correct == pytest.approx(participant["served_accuracy"], abs=1e-6 + rough)
         assert ("served_loss" in participant) == (site != COARSE)
         assert participant["samples"] == (250 if site == COARSE else 240)
+
+
+def test_a_large_start_model_goes_to_the_server_alone_and_travels_in_float16(trial, monkeypatch):
+    """FLARE's connections by http break at 4 MiB of job files; this model has 7 MB, and no site gets it as a file."""
+    monkeypatch.chdir(trial.folder)
+    torch.manual_seed(7)
+    model = MLP((3, 14, 14), 8, (3000,))
+    save_file(model.state_dict(), "start.safetensors")
+    large = {"model": model, "initial_ckpt": "start.safetensors", "site_names": (*trial.sites,)}
+    still = {"training": {"lr": 1e-9, "local_steps": 1}, "transfer": "float16"}
+    job = exported(trial, "large", "fedavg", num_rounds=1, **large, **still)
+    assert [path.parts[-3] for path in job.rglob("start.safetensors")] == ["app_server"]
+    ended, results = trial.run(job)
+    assert ended == "FINISHED:COMPLETED"
+    run, sent = load_run(results / "cfl"), load_arrays(results / "cfl" / "clusters" / "global.safetensors")[0]
+    for name, array in model.state_dict().items():
+        np.testing.assert_allclose(sent[name], array.numpy(), atol=1e-6)
+    of_layers = sum(array.numel() for array in model.state_dict().values())
+    assert run.rounds[0]["bytes_up"] == 3 * 2 * of_layers
+    assert run.rounds[0]["bytes_down"] == 2 * run.rounds[0]["bytes_up"]  # and the last model, to be measured
 
 
 def test_a_personal_model_stays_with_its_hospital(trial, undisturbed):

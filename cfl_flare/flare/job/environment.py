@@ -161,8 +161,8 @@ def too_large(files: Iterable[str]) -> str | None:
     return (
         f"the job carries files of {sum(sizes.values()) / 1e6:.1f} MB, and {largest.name} alone has "
         f"{sizes[largest] / 1e6:.1f} MB; FLARE's connections by http, its default, break at 4 MB. Such a job ends with "
-        "'deployment timeout'. Install packages at the sites. Put a start model on the server, and name it by its "
-        "absolute path"
+        "'deployment timeout'. Install packages at the sites. Name the sites (site_names): then a start model goes to "
+        "the server alone. Or put it there, and name it by its absolute path"
     )
 
 

@@ -163,6 +163,8 @@ class ClusteredRecipe(Recipe):
         # Polling is most of a small round's fixed cost; FLARE's own 2 s would be most of the round.
         job.to_server({"server": {"task_request_interval": plan.job.task_request_interval}})
         super().__init__(job)
+        if plan.job.site_names:
+            self.set_per_site_config({name: {} for name in plan.job.site_names})
 
     def _of_runs(self) -> dict[str, Any]:
         """The executor's arguments that say which runs the job has."""
