@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -79,14 +79,22 @@ class Deployment:
         folder: everything is written in it.
         data: each hospital's own file.
         floor: the fewest sites of a cluster that each operator asks for; with 1, jobs may be `TRUSTING`.
+        relays: the relay through which a site reaches the server, if it does not connect directly.
     """
 
-    def __init__(self, folder: Path, data: dict[str, Path], floor: int = 1):
+    def __init__(self, folder: Path, data: dict[str, Path], floor: int = 1, relays: Mapping[str, str] | None = None):
         self.folder, self.data, self.sites = folder, data, list(data)
         self.processes: dict[str, subprocess.Popen] = {}
         self.daemons: list[int] = []  # all that were started
         self.settings: dict[str, dict[str, str]] = {}  # what else a site's operator sets in its environment
-        sites = "\n".join(f"  - {{name: {site}, type: client, org: hospitals}}" for site in data)
+        self.relays = [*dict.fromkeys((relays or {}).values())]
+        through = {site: f", connect_to: {{name: {relay}}}" for site, relay in (relays or {}).items()}
+        listening = "listening_host: {{default_host: localhost, port: {port}}}"
+        lines = [
+            f"{{name: {r}, type: relay, org: hospitals, {listening.format(port=free_port())}}}" for r in self.relays
+        ]
+        lines += [f"{{name: {site}, type: client, org: hospitals{through.get(site, '')}}}" for site in data]
+        sites = "\n".join(f"  - {line}" for line in lines)
         (folder / "tmp").mkdir()  # FLARE leaves a folder for each job with errors
         (folder / "project.yml").write_text(PROJECT.format(port=free_port(), sites=sites, admin=ADMIN))
         self.command("nvflare", "provision", "-p", str(folder / "project.yml"), "-w", str(folder / "ws"))
@@ -159,7 +167,7 @@ class Deployment:
             self.daemons.append(self.processes[name].pid)
 
     def start_all(self) -> None:
-        self.start(SERVER, *self.sites)
+        self.start(SERVER, *self.relays, *self.sites)
         self.until_connected()
 
     def until_connected(self) -> None:

@@ -1,0 +1,345 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds with 2 to 32 sites of one participant, beside FLARE's own FedAvgRecipe, and what sites cost that wait.
+
+``rounds``: one job in FLARE's simulator, all sites at once, each a process. In a round a site measures the model on 8
+samples and takes one step of batch 8, by cfl_flare's own training and by a script of FedAvgRecipe. The small model has
+25,450 parameters, the large one 11 million. The server's files say when a round ends; at that moment the processor time
+of all processes is read, and their memory: of the simulator's process, where the server runs, and of the largest site.
+Seconds are medians over rounds, and so are processor seconds; those by two cores are what no waiting could save.
+
+``relays``: provisioned sites on this machine that reach the server through FLARE's relays, ten a relay: seconds of a
+round, and what the server's job process takes for each site. The sites' processes are forked from one that has imported
+PyTorch, so that a hundred fit; nothing of FLARE is replaced.
+
+``idle``: three provisioned sites on this machine, one of which trains for a minute without using the processor. What
+the server's and the other sites' processes of the job take meanwhile.
+
+    python benchmarks/many_sites.py rounds --out many-sites.json
+    PYTHONPATH=. python benchmarks/many_sites.py relays --out relays.json
+    PYTHONPATH=. python benchmarks/many_sites.py idle --out idle.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from common import in_own_process, provenance, tell
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+from nvflare.recipe.sim_env import SimEnv
+
+from cfl_flare.data import Npz, SiteData
+from cfl_flare.flare import ClusteredRecipe
+from cfl_flare.models import MLP
+
+HIDDEN = {"small": 32, "large": 14_000}
+SITES, ROUNDS, SHAPE, SAMPLES = (2, 8, 16, 32), {"small": 20, "large": 6}, (1, 28, 28), 40
+PROGRAMS = {"cfl_flare": "fedavg", "cfl_flare, IFCA": "ifca:k=2,assignment_samples=8", "cfl_flare, WeCFL": "wecfl:k=2"}
+FLARE = "FedAvgRecipe"
+CLIENT = """
+import argparse
+
+import numpy as np
+import nvflare.client as flare
+import torch
+import torch.nn.functional as F
+
+from cfl_flare.models import MLP
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--file")
+parser.add_argument("--hidden", type=int)
+given = parser.parse_args()
+torch.set_num_threads(1)
+flare.init()
+index = int(flare.get_site_name().rpartition("-")[2]) - 1
+file = np.load(given.file, allow_pickle=False)
+x, y = (torch.from_numpy(file[name][index * 40 : (index + 1) * 40]) for name in ("train_images", "train_labels"))
+model = MLP((1, 28, 28), 10, (given.hidden,))
+while flare.is_running():
+    received = flare.receive()
+    if received is None:
+        break
+    model.load_state_dict({k: torch.as_tensor(v) for k, v in received.params.items()})
+    with torch.no_grad():
+        accuracy = (model(x[:8]).argmax(1) == y[:8]).float().mean().item()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    F.cross_entropy(model(x[8:16]), y[8:16]).backward()
+    optimizer.step()
+    flare.send(flare.FLModel(params=model.state_dict(), metrics={"accuracy": accuracy}))
+"""
+
+
+class Watch:
+    """When rounds ended, and what processes had used and held by then."""
+
+    def __init__(self, ended: Callable[[], int], held: Callable[[], dict[str, float]]):
+        self.marks: list[dict[str, float]] = []
+        self._ended, self._held, self._done = ended, held, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.02):
+            while (rounds := self._ended()) > len(self.marks):
+                mark = {"time": time.monotonic(), **self._held()}
+                self.marks += [mark] * (rounds - len(self.marks))
+
+    def close(self) -> list[dict[str, float]]:
+        self._done.set()
+        self._thread.join()
+        return self.marks
+
+
+def processes() -> dict[str, float]:
+    """Processor seconds of all processes below this one, and MB of the server's and of the largest site's."""
+    used, server, sites = 0.0, 0.0, [0.0]
+    for process in psutil.Process().children(recursive=True):
+        try:
+            times, memory, command = process.cpu_times(), process.memory_info().rss / 2**20, process.cmdline()
+        except psutil.Error:
+            continue
+        used += times.user + times.system
+        if any("simulator_worker" in word for word in command):
+            sites.append(memory)
+        else:
+            server = max(server, memory)
+    return {"cpu": used, "server_mb": server, "site_mb": max(sites)}
+
+
+def one(program: str, size: str, sites: int, rounds: int) -> dict[str, Any]:
+    """One job."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, file = Path(name), Path(name) / "data.npz"
+        os.environ["CFL_STATE_ROOT"] = str(folder / "state")
+        rng, count = np.random.default_rng(0), sites * SAMPLES
+        x, y = rng.random((count, *SHAPE[1:]), np.float32), rng.integers(0, 10, count)
+        np.savez(file, train_images=x, train_labels=y, test_images=x[: 8 * sites], test_labels=y[: 8 * sites])
+        env = SimEnv(num_clients=sites, num_threads=sites, workspace_root=str(folder / "work"))
+        watch = Watch(lambda: rounds_in(folder / "work", program == FLARE), processes)
+        recipe_of(program, size, sites, rounds, file).execute(env)
+        marks = watch.close()
+    steps = [{key: b[key] - a[key] for key in ("time", "cpu")} for a, b in pairwise(marks[1:])]
+    return {
+        "seconds": float(np.median([step["time"] for step in steps])),
+        "cpu_seconds": float(np.mean([step["cpu"] for step in steps])),
+        "server_mb": max(mark["server_mb"] for mark in marks),
+        "site_mb": max(mark["site_mb"] for mark in marks),
+        "server_mb_by_round": [round(mark["server_mb"], 1) for mark in marks],
+        "rounds": rounds,
+    }
+
+
+def recipe_of(program: str, size: str, sites: int, rounds: int, file: Path) -> Any:
+    model = MLP(SHAPE, 10, (HIDDEN[size],))
+    if program == FLARE:
+        script = file.parent / "many_sites_client.py"
+        script.write_text(CLIENT)
+        common = {"train_script": str(script), "train_args": f"--file {file} --hidden {HIDDEN[size]}"}
+        return FedAvgRecipe(name="job", model=model, min_clients=sites, num_rounds=rounds, **common)
+    return ClusteredRecipe(
+        name="job",
+        method=PROGRAMS[program],
+        model=model,
+        data=Npz(str(file)),
+        participants=sites,
+        partition={"partition": "iid"},
+        num_rounds=rounds,
+        min_clients=sites,
+        training={"batch_size": 8, "local_steps": 1},
+        key_metric="",
+    )
+
+
+def rounds_in(work: Path, of_flare: bool) -> int:
+    """How many rounds have ended, by the records of cfl_flare or by FLARE's log, which says when one starts."""
+    server = work / "job" / "server"
+    file = server / "log.txt" if of_flare else server / "simulate_job" / "cfl" / "rounds.jsonl"
+    text = file.read_text(errors="replace") if file.exists() else ""
+    return max(0, len(re.findall(r"Round \d+ started", text)) - 1) if of_flare else text.count("\n")
+
+
+def measure_rounds(given: argparse.Namespace) -> None:
+    """``rounds``: all that the file does not have yet."""
+    result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": {}}
+    for size in given.sizes:
+        for sites in given.sites:
+            for program in given.programs:
+                key = f"{program}; {size}; {sites}"
+                if key not in result["rows"]:
+                    rounds = given.rounds or ROUNDS[size]
+                    row = in_own_process(__file__, "one", program, size, sites, rounds)
+                    result["rows"][key] = {**row, **provenance()}
+                    given.out.write_text(json.dumps(result, indent=1) + "\n")
+                    shown = {k: round(v, 3) for k, v in row.items() if k != "server_mb_by_round"}
+                    print(key, json.dumps(shown), flush=True)
+
+
+# ---- Sites behind relays ----
+
+
+def measure_relays(given: argparse.Namespace) -> None:
+    """``relays``."""
+    from tests import warm
+    from tests.e2e.deployment import SERVER, TRUSTING, Deployment
+
+    rng, sites = np.random.default_rng(0), [f"site-{i + 1}" for i in range(given.sites)]
+    with tempfile.TemporaryDirectory() as name, warm.started(Path(name)):
+        folder = Path(name)
+        data = {site: folder / f"{site}.npz" for site in sites}
+        for file in data.values():
+            x, y = rng.random((48, *SHAPE[1:]), np.float32), rng.integers(0, 10, 48)
+            np.savez(file, train_images=x[:40], train_labels=y[:40], test_images=x[40:], test_labels=y[40:])
+        (folder / "trial").mkdir()
+        trial = Deployment(folder / "trial", data, relays={s: f"relay-{i // given.each}" for i, s in enumerate(sites)})
+        try:
+            trial.start(SERVER)
+            time.sleep(10)
+            for first in range(0, len(sites), given.each):  # so that they do not all start at once
+                trial.start(trial.relays[first // given.each], *sites[first : first + given.each])
+                time.sleep(given.each)
+            trial.until_connected()
+            settings = {"num_rounds": given.rounds, "min_clients": len(sites), "task_timeout": 600, **TRUSTING}
+            training = {"lr": 0.05, "local_steps": 1, "batch_size": 8}
+            model, clustered = MLP(SHAPE, 10, (HIDDEN["small"],)), PROGRAMS["cfl_flare, WeCFL"]
+            recipe = ClusteredRecipe(
+                name="relays", method=clustered, model=model, data=SiteData(), training=training, **settings
+            )
+            recipe.export(str(folder / "jobs"))
+
+            def held() -> dict[str, float]:
+                jobs = trial.jobs_of(SERVER)
+                return {"cpu": used(jobs), "server_mb": max([0.0, *(p.memory_info().rss / 2**20 for p in jobs)])}
+
+            def ended() -> int:
+                files = [*(trial.kits / SERVER).glob("*/cfl/rounds.jsonl")]
+                return sum(file.read_bytes().count(b"\n") for file in files)
+
+            watch = Watch(ended, held)
+            status, _ = trial.run(folder / "jobs" / "relays", 1200)
+            marks = watch.close()
+        finally:
+            trial.stop()
+    steps = [{key: b[key] - a[key] for key in ("time", "cpu")} for a, b in pairwise(marks)]
+    row = {
+        "sites": len(sites),
+        "relays": len(trial.relays),
+        "ended": status,
+        "seconds": float(np.median([step["time"] for step in steps])),
+        "server_cpu_seconds_a_site": float(np.mean([step["cpu"] for step in steps])) / len(sites),
+        "server_mb": [round(mark["server_mb"], 1) for mark in marks],
+        **provenance(),
+    }
+    given.out.write_text(json.dumps(row, indent=1) + "\n")
+    print(json.dumps(row))
+
+
+# ---- Sites that wait ----
+
+SLEEPER = """
+import time
+
+import nvflare.client as flare
+
+flare.init()
+while flare.is_running():
+    received = flare.receive()
+    if received is None:
+        break
+    if flare.get_site_name() == "hospital-3":
+        time.sleep(90)
+    flare.send(flare.FLModel(params=received.params, metrics={"accuracy": 0.5}))
+"""
+
+
+def measure_idle(given: argparse.Namespace) -> None:
+    """``idle``."""
+    from tests.e2e.deployment import TRUSTING, deployed, hospitals
+
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        x, y = rng.random((1200, 3, 14, 14), np.float32), rng.integers(0, 8, 1200)
+        np.savez(folder / "all.npz", train_images=x, train_labels=y, test_images=x, test_labels=y)
+        trials = deployed(folder / "trial", hospitals(folder / "all.npz", folder))
+        trial = next(trials)
+        os.chdir(folder)
+        Path("sleeper.py").write_text(SLEEPER)
+        common = {"num_rounds": 1, "min_clients": 3, "task_timeout": 240, **TRUSTING}
+        recipe = ClusteredRecipe(
+            name="idle", method="fedavg", model=MLP((3, 14, 14), 8), train_script="sleeper.py", **common
+        )
+        recipe.export("jobs")
+        figures: dict[str, Any] = {}
+
+        def look() -> None:
+            """In the middle of the third site's minute and a half."""
+            while len(jobs := {name: trial.jobs_of(name) for name in ("server", "hospital-1")}) < 2 or not all(
+                jobs.values()
+            ):
+                time.sleep(1)
+            time.sleep(35)
+            before = {name: used(processes) for name, processes in jobs.items()}
+            started = time.monotonic()
+            time.sleep(30)
+            minutes = (time.monotonic() - started) / 60
+            figures.update({name: (used(of) - before[name]) / minutes for name, of in jobs.items()})
+
+        watching = threading.Thread(target=look)
+        watching.start()
+        ended, _ = trial.run(Path("jobs/idle"))
+        watching.join()
+        next(trials, None)
+    row = {"ended": ended, "cpu_seconds_a_minute": figures, **provenance()}
+    given.out.write_text(json.dumps(row, indent=1) + "\n")
+    print(json.dumps(row))
+
+
+def used(of: list[psutil.Process]) -> float:
+    """Processor seconds of processes."""
+    return sum(sum(process.cpu_times()[:2]) for process in of)
+
+
+def main() -> None:
+    """The command line."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = options.add_subparsers(required=True)
+    timing = commands.add_parser("rounds", help="what a round takes")
+    timing.set_defaults(do=measure_rounds)
+    timing.add_argument("--sizes", nargs="+", choices=HIDDEN, default=[*HIDDEN])
+    timing.add_argument("--sites", type=int, nargs="+", default=[*SITES])
+    timing.add_argument("--programs", nargs="+", choices=[*PROGRAMS, FLARE], default=["cfl_flare", FLARE])
+    timing.add_argument("--rounds", type=int)
+    relays = commands.add_parser("relays", help="a round of sites behind relays")
+    relays.set_defaults(do=measure_relays)
+    relays.add_argument("--sites", type=int, default=100)
+    relays.add_argument("--each", type=int, default=10, help="sites of a relay")
+    relays.add_argument("--rounds", type=int, default=10)
+    idle = commands.add_parser("idle", help="what waiting takes")
+    idle.set_defaults(do=measure_idle)
+    for command in (timing, relays, idle):
+        command.add_argument("--out", type=Path, required=True, help="a JSON file")
+    alone = commands.add_parser("one", help="one job in this process")
+    alone.set_defaults(do=lambda given: tell(one(given.program, given.size, given.sites, given.rounds)))
+    for name, kind in (("program", str), ("size", str), ("sites", int), ("rounds", int)):
+        alone.add_argument(name, type=kind)
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    given.do(given)
+
+
+if __name__ == "__main__":
+    main()
