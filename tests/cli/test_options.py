@@ -40,7 +40,7 @@ def test_export_has_every_setting_with_its_default():
 
 def test_run_has_every_setting_that_a_simulation_has():
     missing = ALL.keys() - vars(parser().parse_args(["run"])).keys()
-    of_job = {"min_clients", "name", "resume_from", "byoc", "indicator_samples"}
+    of_job = {"min_clients", "site_names", "name", "resume_from", "byoc", "indicator_samples"}
     assert missing == of_job | settings_of(CONCERNS["script"], CONCERNS["assign"]).keys()
 
 
