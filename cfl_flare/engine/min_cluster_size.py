@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cfl_flare.clustering.differences import exposed
-from cfl_flare.clustering.floor import Census, Floor, Mixture, memberships
+from cfl_flare.clustering.floor import Census, Floor, Mixture, exposed, memberships
 from cfl_flare.clustering.kmeans import squared_distances
 from cfl_flare.clustering.measures import points
 from cfl_flare.core.config import require

@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cfl_flare.clustering.differences import exposed
+from cfl_flare.clustering.floor import exposed
 from cfl_flare.core.errors import DifferenceError, FileError
 from cfl_flare.core.files import (
     MOST_LINES,

@@ -103,3 +103,13 @@ def score_counts(outputs: Tensor, targets: Tensor, link: str, bins: int, thresho
         decided = torch.nn.functional.one_hot(outputs.argmax(dim=1), outputs.shape[1]).cpu()
     named = torch.stack((decided * (1 - labels), decided * labels), dim=2).sum(dim=0)
     return torch.cat((counts.view(-1, 2, bins), named[..., None]), dim=2).numpy().astype(np.int32)
+
+
+def class_counts(targets: Tensor, classes: int) -> list[int]:
+    """How many samples are of each class, by its number, or have each finding.
+
+    >>> class_counts(torch.tensor([2, 0, 2]), 3), class_counts(torch.tensor([[1, 0], [1, 1]]), 2)
+    ([1, 0, 2], [2, 1])
+    """
+    counts = targets.sum(0) if targets.dim() == 2 else torch.bincount(targets, minlength=max(2, classes))
+    return [int(count) for count in counts]

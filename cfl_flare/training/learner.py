@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.core.seeds import stream
 from cfl_flare.training.bootstrap import Replicates, draw_of, drawn_rows, key_of, replicates
 from cfl_flare.training.ensemble import Predictor, Served, combined
-from cfl_flare.training.histograms import score_counts
+from cfl_flare.training.histograms import class_counts, score_counts
 from cfl_flare.training.losses import Step, Term, balanced, raced
 from cfl_flare.training.resident import ahead, descend
 from cfl_flare.training.runtime import PRIVATE, Batches, MemoryView, Runtime, Split
@@ -170,7 +170,7 @@ class Learner:
         inner = [] if inner_lr is None else self._batches(self._stream(f"{purpose} ahead"), len(batches))
         data = self._drawn([*batches, *inner], purpose)
         drawn = any(term.training for term in terms)  # only there modules compute, and draw, in training mode
-        with self._dropout(self._stream(f"{purpose} compared")) if drawn else nullcontext():
+        with runtime.drawing_from(self._stream(f"{purpose} compared")) if drawn else nullcontext():
             fixed = self._fixed(data, terms)  # before the model is loaded: it may need the module
         complete = self.with_private(start)
         runtime.resident.load(complete)
@@ -178,7 +178,7 @@ class Learner:
         runtime.optimizer.recall(self.memory if settings.keep_momentum else {})
         held = runtime.resident.layout.select(frozen) if frozen else []
         watching = runtime.resident.watching_head(any(term.compares for term in terms))
-        with self._dropout(rng), watching as seen, runtime.resident.holding(frozen) as put_back:
+        with runtime.drawing_from(rng), watching as seen, runtime.resident.holding(frozen) as put_back:
             gradients = [
                 partial(self._backward, data, i, terms, [None if f is None else f[i] for f in fixed], seen)
                 for i in range(len(data))
@@ -213,7 +213,7 @@ class Learner:
         (beside,) = self._fixed(data, ())
         resident.load(self.with_private(start))
         resident.module.train()
-        with self._dropout(rng):
+        with self._runtime.drawing_from(rng):
             for i in range(len(data)):
                 self._backward(data, i, (), [None if beside is None else beside[i]], ())
                 descend(resident, lr)
@@ -224,20 +224,7 @@ class Learner:
 
         It takes no class weights, no label smoothing and no transforms, and changes nothing.
         """
-        runtime, resident, x, y = self._runtime, self._runtime.resident, self._train.x, self._train.y
-        resident.load(self.with_private(model))
-        resident.module.eval()
-        total = torch.zeros_like(resident.gradient)
-        for rows in torch.arange(len(y)).split(runtime.settings.batch_size):
-            if runtime.should_stop():
-                raise AbortedError(f"aborted while {self.participant} computed a gradient")
-            resident.gradient.zero_()
-            runtime.task.loss(resident.module(x[rows]).float(), y[rows]).backward()
-            total += resident.gradient * (len(rows) / len(y))
-        at = resident.read()
-        vector = np.zeros_like(at.vector)
-        vector[: len(total)] = total.cpu().numpy()
-        return replace(at, vector=vector, counters=np.zeros_like(at.counters)).take(model.layout)
+        return self._runtime.gradient(self.with_private(model), self._train).take(model.layout)
 
     @torch.no_grad()
     def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
@@ -315,11 +302,7 @@ class Learner:
 
     def class_counts(self, outputs: Tensor) -> list[int] | None:
         """How many test samples are of each class, or have each finding; None where outputs score no classes."""
-        if not self._runtime.task.scored:
-            return None
-        y = self._test.y
-        counts = y.sum(0) if y.dim() == 2 else torch.bincount(y, minlength=max(2, outputs.shape[1]))
-        return [int(count) for count in counts]
+        return class_counts(self._test.y, outputs.shape[1]) if self._runtime.task.scored else None
 
     def evaluate(self, model: Params | Served) -> dict[str, float]:
         """The task's measures of a model, or of an ensemble, on the participant's test split."""
@@ -337,16 +320,6 @@ class Learner:
 
     def _stream(self, purpose: str) -> np.random.Generator:
         return stream(self._runtime.seed, self._drawer, self.round, self._part + purpose)
-
-    @contextmanager
-    def _dropout(self, rng: np.random.Generator) -> Iterator[None]:
-        """Inside it, the modules' own random draws come from a stream, too."""
-        on_cpu = torch.device(self._runtime.device).type == "cpu"
-        # torch.manual_seed seeds every kind of device, which takes longer than a step of a small model.
-        seed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
-        with torch.random.fork_rng(devices=[]):
-            seed(int(rng.integers(2**62)))
-            yield
 
     @torch.no_grad()
     def _fixed(self, data: Batches, terms: Sequence[Term]) -> list[tuple[Tensor, ...] | None]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cfl_flare.core.config import one_line
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.errors import AbortedError, ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
 from cfl_flare.training.ensemble import Predictor, ignores_mode
@@ -257,6 +258,32 @@ class Runtime:
     def first_private(self) -> Params:
         """The layers that stay at every participant, as in the run's first untrained model."""
         return self.untrained(0).take(self.division.layout.restricted(self.division.names))
+
+    @contextmanager
+    def drawing_from(self, rng: np.random.Generator) -> Iterator[None]:
+        """Inside it, the modules' own random draws, as of dropout, come from a stream."""
+        on_cpu = torch.device(self.device).type == "cpu"
+        # torch.manual_seed seeds every kind of device, which takes longer than a step of a small model.
+        seed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
+        with torch.random.fork_rng(devices=[]):
+            seed(int(rng.integers(2**62)))
+            yield
+
+    def gradient(self, model: Params, data: Split) -> Params:
+        """The gradient of the plain mean loss on all of some data at a whole model; buffers are zero."""
+        resident, total = self.resident, torch.zeros_like(self.resident.gradient)
+        resident.load(model)
+        resident.module.eval()
+        for rows in torch.arange(len(data)).split(self.settings.batch_size):
+            if self.should_stop():
+                raise AbortedError("aborted while a gradient was computed")
+            resident.gradient.zero_()
+            self.task.loss(resident.module(data.x[rows]).float(), data.y[rows]).backward()
+            total += resident.gradient * (len(rows) / len(data))
+        at = resident.read()
+        vector = np.zeros_like(at.vector)
+        vector[: len(total)] = total.cpu().numpy()
+        return replace(at, vector=vector, counters=np.zeros_like(at.counters))
 
     @property
     def shared_parameters(self) -> Tensor:
