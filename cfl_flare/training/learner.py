@@ -332,7 +332,9 @@ class Learner:
 
         def compared(term: Term) -> tuple[Tensor, ...]:  # features (K, n, d) for each batch
             if term.training:  # where they depend on the whole batch, and on no other
-                return tuple(self._predict(term.compares, batch, True, training=True) for batch in x.split(sizes))
+                return tuple(
+                    self._predict(term.compares, batch, features=True, training=True) for batch in x.split(sizes)
+                )
             return self._predict(term.compares, x, features=True).split(sizes, 1)
 
         beside = None if self._beside is None else self._predict([self._beside], x)[0].split(sizes)
@@ -385,18 +387,14 @@ class Learner:
         seeds = () if augment is None else self._stream(f"{purpose} augment").integers(2**62, size=len(indices))
         return Batches(self._train, indices, augment, [int(seed) for seed in seeds])
 
-    def _predict(
-        self,
-        models: Sequence[Params],
-        x: Tensor,
-        features: bool = False,
-        training: bool = False,
-        passing: bool = False,
-    ) -> Tensor:
-        """Outputs ``(len(models), n, classes, ...)``, or features ``(len(models), n, d)``; ``passing`` caches none."""
+    def _predict(self, models: Sequence[Params], x: Tensor, passing: bool = False, **kind: bool) -> Tensor:
+        """Outputs ``(len(models), n, classes, ...)``, or features ``(len(models), n, d)``; ``passing`` caches none.
+
+        ``kind`` is as in `Predictor`: ``features``, ``training``.
+        """
         if self._runtime.should_stop():
             raise AbortedError(f"aborted while {self.participant} was evaluating")
         complete = [self.with_private(model) for model in models]
         if passing:
-            return Predictor(self._runtime.resident, complete, features, training)(x)
-        return self._runtime.predictor(complete, features, training)(x)
+            return Predictor(self._runtime.resident, complete, **kind)(x)
+        return self._runtime.predictor(complete, **kind)(x)
