@@ -4,7 +4,7 @@
 
 ``rounds``: one job in FLARE's simulator, all sites at once, each a process. In a round a site measures the model on 8
 samples and takes one step of batch 8, by cfl_flare's own training and by a script of FedAvgRecipe. The small model has
-25,450 parameters, the large one 11 million. The server's files say when a round ends; at that moment the processor time
+25,450 parameters, the large one 11 million. ``bank`` is IFCA with ten models, all of which travel to each site. The server's files say when a round ends; at that moment the processor time
 of all processes is read, and their memory: of the simulator's process, where the server runs, and of the largest site.
 Seconds are medians over rounds, and so are processor seconds; those by two cores are what no waiting could save.
 
@@ -47,8 +47,14 @@ from cfl_flare.models import MLP
 
 HIDDEN = {"small": 32, "large": 14_000}
 SITES, ROUNDS, SHAPE, SAMPLES = (2, 8, 16, 32), {"small": 20, "large": 6}, (1, 28, 28), 40
-PROGRAMS = {"cfl_flare": "fedavg", "cfl_flare, IFCA": "ifca:k=2,assignment_samples=8", "cfl_flare, WeCFL": "wecfl:k=2"}
-FLARE = "FedAvgRecipe"
+PROGRAMS = {
+    "fedavg": "fedavg",
+    "ifca": "ifca:k=2,assignment_samples=8",
+    "wecfl": "wecfl:k=2",
+    "bank": "ifca:k=10,assignment_samples=8",
+    "bank-float16": "ifca:k=10,assignment_samples=8",
+}
+FLARE = "recipe"  # FedAvgRecipe
 CLIENT = """
 import argparse
 
@@ -160,6 +166,7 @@ def recipe_of(program: str, size: str, sites: int, rounds: int, file: Path) -> A
         num_rounds=rounds,
         min_clients=sites,
         training={"batch_size": 8, "local_steps": 1},
+        transfer="float16" if program.endswith("float16") else "float32",
         key_metric="",
     )
 
@@ -178,7 +185,7 @@ def measure_rounds(given: argparse.Namespace) -> None:
     for size in given.sizes:
         for sites in given.sites:
             for program in given.programs:
-                key = f"{program}; {size}; {sites}"
+                key = f"{program}-{size}-{sites}"
                 if key not in result["rows"]:
                     rounds = given.rounds or ROUNDS[size]
                     row = in_own_process(__file__, "one", program, size, sites, rounds)
@@ -214,7 +221,7 @@ def measure_relays(given: argparse.Namespace) -> None:
             trial.until_connected()
             settings = {"num_rounds": given.rounds, "min_clients": len(sites), "task_timeout": 600, **TRUSTING}
             training = {"lr": 0.05, "local_steps": 1, "batch_size": 8}
-            model, clustered = MLP(SHAPE, 10, (HIDDEN["small"],)), PROGRAMS["cfl_flare, WeCFL"]
+            model, clustered = MLP(SHAPE, 10, (HIDDEN["small"],)), PROGRAMS["wecfl"]
             recipe = ClusteredRecipe(
                 name="relays", method=clustered, model=model, data=SiteData(), training=training, **settings
             )
@@ -321,7 +328,7 @@ def main() -> None:
     timing.set_defaults(do=measure_rounds)
     timing.add_argument("--sizes", nargs="+", choices=HIDDEN, default=[*HIDDEN])
     timing.add_argument("--sites", type=int, nargs="+", default=[*SITES])
-    timing.add_argument("--programs", nargs="+", choices=[*PROGRAMS, FLARE], default=["cfl_flare", FLARE])
+    timing.add_argument("--programs", nargs="+", choices=[*PROGRAMS, FLARE], default=["fedavg", FLARE])
     timing.add_argument("--rounds", type=int)
     relays = commands.add_parser("relays", help="a round of sites behind relays")
     relays.set_defaults(do=measure_relays)
