@@ -4,9 +4,10 @@
 
 ``rounds``: one job in FLARE's simulator, all sites at once, each a process. In a round a site measures the model on 8
 samples and takes one step of batch 8, by cfl_flare's own training and by a script of FedAvgRecipe. The small model has
-25,450 parameters, the large one 11 million. ``bank`` is IFCA with ten models, all of which travel to each site. The server's files say when a round ends; at that moment the processor time
-of all processes is read, and their memory: of the simulator's process, where the server runs, and of the largest site.
-Seconds are medians over rounds, and so are processor seconds; those by two cores are what no waiting could save.
+25,450 parameters, the large one 11 million. ``bank`` is IFCA with ten models, all of which travel to each site. The
+server's files say when a round ends. At that moment the processor time of all processes is read, and their memory: of
+the simulator's process, where the server runs, and of the largest site. Seconds are medians over rounds, processor
+seconds are means; those by two cores are what no waiting could save.
 
 ``relays``: provisioned sites on this machine that reach the server through FLARE's relays, ten a relay: seconds of a
 round, and what the server's job process takes for each site. The sites' processes are forked from one that has imported
