@@ -280,9 +280,10 @@ def measure_idle(given: argparse.Namespace) -> None:
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        x, y = rng.random((1200, 3, 14, 14), np.float32), rng.integers(0, 8, 1200)
+        x, y = rng.integers(0, 256, (800, 28, 28, 3), np.uint8), rng.integers(0, 8, 800)
         np.savez(folder / "all.npz", train_images=x, train_labels=y, test_images=x, test_labels=y)
-        trials = deployed(folder / "trial", hospitals(folder / "all.npz", folder))
+        (folder / "trial").mkdir()
+        trials = deployed(folder / "trial", hospitals(folder / "all.npz", folder / "data"))
         trial = next(trials)
         os.chdir(folder)
         Path("sleeper.py").write_text(SLEEPER)

@@ -159,6 +159,12 @@ print(*sorted(sys.modules.keys() - torchs))
 """
 
 
+def test_what_a_kit_s_process_always_has_needs_no_torch():
+    names = imported_by("import sys, cfl_flare.flare.job_check, cfl_flare.flare.rejoin; print(*sys.modules)")
+    assert "cfl_flare.flare.allowed" in names
+    assert not names & {"torch", "sklearn", "scipy", "pandas"}
+
+
 def test_measures_need_torch_alone():
     names = imported_by(MEASURES)
     assert "cfl_flare.training.measures" in names

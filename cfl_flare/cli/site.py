@@ -33,7 +33,7 @@ from cfl_flare.data.columns import FEWEST_ROWS, Columns, agreed
 from cfl_flare.data.table import Table as PatientTable
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import Site
-from cfl_flare.flare.allowed import CLASSES
+from cfl_flare.flare.allowed import CLASSES, Policy
 from cfl_flare.flare.kit import (
     Change,
     Preparation,
@@ -44,7 +44,6 @@ from cfl_flare.flare.kit import (
     privacy_change,
     undone,
 )
-from cfl_flare.flare.policy import Policy
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.job_record import JobRecord
 from cfl_flare.results.ledger import COUNTERS, FOLDER

@@ -32,9 +32,8 @@ from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.labels import FORMS
 from cfl_flare.data.summary import COUNTED, DataSummary, clipped_line
 from cfl_flare.engine.site import Site
-from cfl_flare.flare.allowed import AUTHORIZATION, CLASSES, CODE, READS, permitted_roles
+from cfl_flare.flare.allowed import AUTHORIZATION, CLASSES, CODE, POLICY, READS, Policy, permitted_roles
 from cfl_flare.flare.kit import job_store, loses_state, preparation
-from cfl_flare.flare.policy import POLICY, Policy
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.ledger import COUNTERS, Ledger
 from cfl_flare.results.model_file import layout_of

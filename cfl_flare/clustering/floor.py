@@ -24,6 +24,8 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import DifferenceError
 
 K = TypeVar("K")
+# A mean in which one site has more than this share is that site's model, a little moved.
+LARGEST_SHARE = 0.5
 # Costs are scaled to this largest value, far above the solver's tolerances of 1e-6.
 LARGEST = 1e4
 # A bound on the solver's search that, unlike a time limit, gives the same answer on any machine.

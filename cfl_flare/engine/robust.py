@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.clustering.floor import Floor
+from cfl_flare.clustering.floor import LARGEST_SHARE, Floor
 from cfl_flare.clustering.robust import coordinate_median, isolated, multi_krum, opposed, trimmed_mean
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.shares import bounded_weights, sums_by
 from cfl_flare.engine.clipping import layer_slices
 from cfl_flare.engine.min_cluster_size import ROUNDED, small_means
-from cfl_flare.engine.settings import FEWEST_RANKED, LARGEST_SHARE, ServerSettings
+from cfl_flare.engine.settings import FEWEST_RANKED, ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.state import Counts, Mapped, heads, shares_in, without
 from cfl_flare.methods.wrapper import Clustering

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cfl_flare.clustering.floor import Floor
+from cfl_flare.clustering.floor import LARGEST_SHARE, Floor
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout
@@ -19,8 +19,6 @@ from cfl_flare.training.tasks import LearningTask
 
 # No honest update was so many times longer than its round's median in what docs/security.md measured.
 CLIP_NORM = 10.0
-# A mean in which one site has more than this share is that site's model, a little moved.
-LARGEST_SHARE = 0.5
 # A median or trimmed mean of fewer sites is, coordinate by coordinate, the value of one of them.
 FEWEST_RANKED = 5
 # What bounds a mean: the server states it at check-in, and sites refuse what is weaker than their own policy.

@@ -1,10 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a prepared kit lets jobs name, and what it lets FLARE's admin console read.
+"""An operator's limits, what a prepared kit lets jobs name, and what it lets FLARE's admin console read.
 
 FLARE calls whatever the path of a component names, with the job's arguments: a class, a function, or what a module has
 imported. A list with the prefix ``cfl_flare.`` would let a job that carries no code call the command line, at every
 site and at the server. So a prepared kit's allow-list holds the classes of cfl_flare one by one.
+
+A kit's process has this all the time, so that nothing here imports torch.
 
 By default the admin console shows a kit's files, and so what logs say of the data.
 """
@@ -13,17 +15,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_constant import AdminCommandNames
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIST
 from nvflare.security.security import COMMAND_CATEGORIES, CommandCategory
 
-from cfl_flare.core.config import require
+from cfl_flare.clustering.floor import LARGEST_SHARE
+from cfl_flare.core.config import from_dict, require
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import read_json
+from cfl_flare.core.settings import check_settings, setting
 
 PREFIX = "cfl_flare."
 ALL = "*"
@@ -84,6 +90,7 @@ OF_FLARE = (
 )
 
 
+POLICY = "cfl.json"
 AUTHORIZATION, PRIVACY, CHAIN = "authorization.json", "privacy.json", "task_result_filters"
 CODE, READS = "byoc", CommandCategory.SHELL_COMMANDS
 # FLARE's rights: categories of commands, commands without one, and two of jobs.
@@ -91,6 +98,65 @@ CODE, READS = "byoc", CommandCategory.SHELL_COMMANDS
 READ_COMMANDS = {command for command, category in COMMAND_CATEGORIES.items() if category == READS}
 COMMANDS = {command for name, command in vars(AdminCommandNames).items() if name.isupper()}
 RIGHTS = {*COMMAND_CATEGORIES.values(), *(COMMANDS - COMMAND_CATEGORIES.keys()), CODE, "server-predeployed-flwr"}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An operator's limits. Without a file, the defaults hold."""
+
+    data_roots: tuple[str, ...] = setting(
+        (), help="folders in which a job may name files to read; with none, a job reads only what $CFL_DATA names"
+    )
+    min_sites_per_cluster: int = setting(
+        3, help="a site takes part in no job with a lower min_sites_per_cluster; 1: others may see its own model", ge=1
+    )
+    min_samples_per_cluster: int = setting(30, help="the same of min_samples_per_cluster, unless the first is 1", ge=1)
+    max_weight_share: float = setting(
+        LARGEST_SHARE, help="and in none with a higher max_weight_share, unless the first is 1", gt=0, le=1
+    )
+    max_tpr_at_1pct_fpr: float | None = setting(
+        None,
+        help="such as 0.1: a model by which attacks may tell more training samples than this goes to members alone",
+        gt=0,
+        le=1,
+    )
+    max_participants: int = setting(10_000, help="most participants that a server accepts from one site", ge=1)
+    epsilon_budget: float | None = setting(
+        None,
+        help="most that all jobs together may spend of the privacy of this site's data, in a job with dp each; "
+        "jobs without dp are refused then",
+        gt=0,
+        le=1000,
+    )
+    delta_budget: float = setting(1e-5, help="probability with which epsilon_budget may not hold", gt=0, lt=0.1)
+
+    def __post_init__(self) -> None:
+        check_settings(self, POLICY)
+        roots = self.data_roots
+        absolute = isinstance(roots, (list, tuple)) and all(isinstance(r, str) and Path(r).is_absolute() for r in roots)
+        require(absolute, f"{POLICY}: data_roots = {roots!r} should be a list of folders, each with its whole path")
+        object.__setattr__(self, "data_roots", tuple(roots))
+
+    @classmethod
+    def of(cls, fl_ctx: FLContext) -> Policy:
+        """The policy of the kit in which this process runs; see `read`."""
+        return cls.read(Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()) / POLICY)
+
+    @classmethod
+    def read(cls, file: Path) -> Policy:
+        """The policy in a file; the defaults if there is none.
+
+        Raises:
+            ConfigError: the file is not JSON, or sets what does not exist.
+        """
+        if not file.exists():
+            return cls()
+        try:
+            content = read_json(file)
+        except FileError as error:
+            raise ConfigError(f"{file}: not readable as JSON ({error}); correct it, or remove it") from error
+        require(isinstance(content, dict), f"{file}: should hold a JSON object with settings")
+        return from_dict(cls, content, str(file))
 
 
 def with_allowed(content: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:

@@ -35,12 +35,12 @@ from cfl_flare.engine.settings import FEWEST_SCORED, SiteSettings
 from cfl_flare.engine.site import Site, check_periods
 from cfl_flare.engine.task import Result
 from cfl_flare.flare import wire
+from cfl_flare.flare.allowed import Policy
 from cfl_flare.flare.compat import component_policy, data_config, on_one_machine, simulated, study_of
 from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.policy import (
     POLICY,
     SHARED,
-    Policy,
     check_attacks,
     check_floor,
     check_known,

@@ -24,9 +24,8 @@ from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import read_json
 from cfl_flare.core.text import plain, shown
 from cfl_flare.data.files import read_nothing
-from cfl_flare.flare.allowed import PRIVACY, with_ledger
+from cfl_flare.flare.allowed import POLICY, PRIVACY, Policy, with_ledger
 from cfl_flare.flare.compat import parse_literally
-from cfl_flare.flare.policy import POLICY, Policy
 
 logger = logging.getLogger(__name__)
 

@@ -28,11 +28,13 @@ from cfl_flare.data.files import expanded
 from cfl_flare.flare.allowed import (
     AUTHORIZATION,
     OF_FLARE,
+    POLICY,
     PREFIX,
     PRIVACY,
     READS,
     REJOIN,
     VALIDATOR,
+    Policy,
     checks_jobs,
     closed,
     first_file,
@@ -42,7 +44,7 @@ from cfl_flare.flare.allowed import (
     with_rejoin,
     written,
 )
-from cfl_flare.flare.policy import POLICY, STATE_ROOT, Policy
+from cfl_flare.flare.policy import STATE_ROOT
 
 RESOURCES = "resources.json"
 BACKUP = "resources.json.before-cfl"

@@ -12,7 +12,6 @@ import os
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,80 +20,20 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.utils.file_utils import resolve_path_under_root
 
 from cfl_flare.core import PACKAGE, __version__
-from cfl_flare.core.config import check_run_name, from_dict, require, unmarked
-from cfl_flare.core.errors import ConfigError, FileError, FloorError, SettingsError, SoftwareError
-from cfl_flare.core.files import read_json
-from cfl_flare.core.settings import check_settings, setting
+from cfl_flare.core.config import check_run_name, require, unmarked
+from cfl_flare.core.errors import ConfigError, FloorError, SettingsError, SoftwareError
 from cfl_flare.data.files import reading_within
 from cfl_flare.data.sources import PATIENT
-from cfl_flare.engine.settings import BOUNDS, FEWEST_SCORED, LARGEST_SHARE
+from cfl_flare.engine.settings import BOUNDS, FEWEST_SCORED
+from cfl_flare.flare.allowed import POLICY, Policy
 from cfl_flare.flare.compat import SIMULATED_JOB, on_one_machine, simulated
 from cfl_flare.results.gate import tpr_bound
 from cfl_flare.results.ledger import COUNTERS, Ledger
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
 
-POLICY, SHARE = "cfl.json", "max_weight_share"
+SHARE = "max_weight_share"
 STATE_ROOT = "CFL_STATE_ROOT"
-
-
-@dataclass(frozen=True)
-class Policy:
-    """An operator's limits. Without a file, the defaults hold."""
-
-    data_roots: tuple[str, ...] = setting(
-        (), help="folders in which a job may name files to read; with none, a job reads only what $CFL_DATA names"
-    )
-    min_sites_per_cluster: int = setting(
-        3, help="a site takes part in no job with a lower min_sites_per_cluster; 1: others may see its own model", ge=1
-    )
-    min_samples_per_cluster: int = setting(30, help="the same of min_samples_per_cluster, unless the first is 1", ge=1)
-    max_weight_share: float = setting(
-        LARGEST_SHARE, help="and in none with a higher max_weight_share, unless the first is 1", gt=0, le=1
-    )
-    max_tpr_at_1pct_fpr: float | None = setting(
-        None,
-        help="such as 0.1: a model by which attacks may tell more training samples than this goes to members alone",
-        gt=0,
-        le=1,
-    )
-    max_participants: int = setting(10_000, help="most participants that a server accepts from one site", ge=1)
-    epsilon_budget: float | None = setting(
-        None,
-        help="most that all jobs together may spend of the privacy of this site's data, in a job with dp each; "
-        "jobs without dp are refused then",
-        gt=0,
-        le=1000,
-    )
-    delta_budget: float = setting(1e-5, help="probability with which epsilon_budget may not hold", gt=0, lt=0.1)
-
-    def __post_init__(self) -> None:
-        check_settings(self, POLICY)
-        roots = self.data_roots
-        absolute = isinstance(roots, (list, tuple)) and all(isinstance(r, str) and Path(r).is_absolute() for r in roots)
-        require(absolute, f"{POLICY}: data_roots = {roots!r} should be a list of folders, each with its whole path")
-        object.__setattr__(self, "data_roots", tuple(roots))
-
-    @classmethod
-    def of(cls, fl_ctx: FLContext) -> Policy:
-        """The policy of the kit in which this process runs; see `read`."""
-        return cls.read(Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()) / POLICY)
-
-    @classmethod
-    def read(cls, file: Path) -> Policy:
-        """The policy in a file; the defaults if there is none.
-
-        Raises:
-            ConfigError: the file is not JSON, or sets what does not exist.
-        """
-        if not file.exists():
-            return cls()
-        try:
-            content = read_json(file)
-        except FileError as error:
-            raise ConfigError(f"{file}: not readable as JSON ({error}); correct it, or remove it") from error
-        require(isinstance(content, dict), f"{file}: should hold a JSON object with settings")
-        return from_dict(cls, content, str(file))
 
 
 @contextmanager

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -76,7 +77,8 @@ def track(component: FLComponent, scalars: Mapping[str, float], number: int) -> 
 class JobEvents(Observer):
     """Tells FLARE's other components, experiment tracking (if it ``announces``) and the log of each round.
 
-    It also cleans up the server's memory every ``memory_gc_rounds``.
+    It also frees each round's messages, whose objects refer to each other, and cleans up the server's memory every
+    ``memory_gc_rounds``. What was there before the first round is not looked at again: that would take 0.15 s.
     """
 
     def __init__(
@@ -85,6 +87,8 @@ class JobEvents(Observer):
         self._job = job
         self._aggregator, self._announces, self._memory_gc_rounds = aggregator, announces, memory_gc_rounds
         self._number, self._last = 0, False
+        gc.collect()
+        gc.freeze()
 
     def begin(self, server: Running) -> None:
         self._number, self._last = server.state.round, server.finished
@@ -111,6 +115,7 @@ class JobEvents(Observer):
         self._job.info(f"round {self._number} of {server.settings.num_rounds} is done{words}")
         if server.progress.stopped is not None:
             self._job.info(f"the job ends early: {server.progress.stopped}")
+        gc.collect()
         if self._memory_gc_rounds and (self._number + 1) % self._memory_gc_rounds == 0:
             cleanup_memory()
         self._job.event(AppEventType.ROUND_DONE)
@@ -122,6 +127,7 @@ class JobEvents(Observer):
         track(job, announcement.metrics, announcement.current_round)
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:
+        gc.unfreeze()
         facts["sites_left_out"] = self._job.left_out
 
 

@@ -18,13 +18,12 @@ from cfl_flare.cli import main, site_check
 from cfl_flare.core.errors import ClassError, ConfigError
 from cfl_flare.data import SOURCES
 from cfl_flare.flare import ClusteredController, ClusteredExecutor, ClusteringAggregator, ClusterModelPersistor
-from cfl_flare.flare.allowed import CLASSES, CODE, OF_FLARE, READS, permitted_roles
+from cfl_flare.flare.allowed import CLASSES, CODE, OF_FLARE, READS, Policy, permitted_roles
 from cfl_flare.flare.client_api.private import LedgerFilter
 from cfl_flare.flare.compat import component_policy
 from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.job_check import JobCheck
 from cfl_flare.flare.kit import preparation
-from cfl_flare.flare.policy import Policy
 from cfl_flare.flare.rejoin import Rejoin
 from cfl_flare.flare.study.controller import StudyController
 from cfl_flare.flare.study.executor import StudyExecutor

@@ -23,6 +23,7 @@ from nvflare.recipe.poc_env import PocEnv
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv
 
+from cfl_flare.clustering.floor import LARGEST_SHARE
 from cfl_flare.core import PACKAGE
 from cfl_flare.core.arrays import save_arrays
 from cfl_flare.core.config import require
@@ -30,7 +31,6 @@ from cfl_flare.core.private import Division
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.min_cluster_size import check_floor
 from cfl_flare.engine.plan import RunPlan
-from cfl_flare.engine.settings import LARGEST_SHARE
 from cfl_flare.methods import Participant
 
 logger = logging.getLogger(__name__)
