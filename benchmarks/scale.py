@@ -8,15 +8,15 @@ measured. The server's part is measured apart, each in a process of its own, wit
 until they are accepted, CPU seconds of the aggregation (with its clustering), and by how much the peak of its memory
 grows. Slopes are those of a line through the logarithms: 1 means that twice the participants cost twice as much.
 
-With ``--parts server --hidden 14000``, whole models of 11 million parameters are compared.
+With ``--hidden 14000`` models have 11 million parameters; of those, ``--parts clustering`` measures k-means alone.
 
 ``fedac``: memory, disk and time of FedAC's server with many participants of a model of a million parameters. The
 participants do not train: each sends its group's direction and noise. A first round asks all of them, so that every
 model is known; the others ask a quarter.
 
     CFL_DATA_ROOT=... python benchmarks/scale.py methods --out benchmarks/results/scale.json
-    python benchmarks/scale.py methods --parts server --hidden 14000 --participants 50 200 \
-        --methods wecfl-all fl-hc-all --out benchmarks/results/whole-models.json
+    python benchmarks/scale.py methods --parts clustering --hidden 14000 --participants 50 200 \
+        --methods wecfl-all --out benchmarks/results/whole-models.json
     python benchmarks/scale.py fedac --rounds 3 --out benchmarks/results/fedac-memory.json
 """
 
@@ -29,6 +29,7 @@ import threading
 import time
 from collections.abc import Mapping
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from common import COLOURS, commit, in_own_process, provenance, save, tell
 from matplotlib.figure import Figure
 from speed import peak_megabytes
 
+from cfl_flare.clustering.kmeans import first_kmeans, lloyd
+from cfl_flare.clustering.measures import agreement, points
 from cfl_flare.core.arrays import Archive
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Npz
@@ -122,7 +125,23 @@ def server_part(name: str, participants: int, hidden: int) -> dict[str, float]:
     }
 
 
-PARTS = {"round": whole_round, "server": server_part}
+def clustering_part(name: str, participants: int, hidden: int) -> dict[str, float]:
+    """K-means of whole models alone, from scratch and then from given centres; the models are made up one by one."""
+    size = (784 + 1 + 10) * hidden + 10
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((GROUPS, size)).astype(np.float32)
+    noise = [rng.standard_normal(size + participants).astype(np.float32) for _ in range(2)]
+    models = (centres[i % GROUPS] + noise[i % 2][i : i + size] for i in range(participants))
+    before, started = peak_megabytes(), (time.process_time(), time.monotonic())
+    at, at_centres = np.split(points(chain(models, centres)), [participants])
+    weights, truth = np.ones(participants), np.arange(participants) % GROUPS
+    labels = first_kmeans(at, GROUPS, weights), lloyd(at, at_centres, weights)
+    right = all(agreement(truth.tolist(), of.tolist())["ari"] == 1.0 for of in labels)
+    spent, lasted = time.process_time() - started[0], time.monotonic() - started[1]
+    return {"cpu_seconds": spent, "seconds": lasted, "MB": peak_megabytes() - before, "groups_found": float(right)}
+
+
+PARTS = {"round": whole_round, "server": server_part, "clustering": clustering_part}
 
 
 def slope(by_participants: Mapping[str, Mapping[str, float]], key: str) -> float:
@@ -251,7 +270,7 @@ def main() -> None:
     methods.set_defaults(do=measure_methods)
     methods.add_argument("--participants", type=int, nargs="+", default=[50, 200, 1000, 5000])
     methods.add_argument("--methods", nargs="+", choices=METHODS, default=[n for n in METHODS if "all" not in n])
-    methods.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    methods.add_argument("--parts", nargs="+", choices=PARTS, default=["round", "server"])
     methods.add_argument("--hidden", type=int, default=32, help="width of the model's hidden layer")
     fedac = commands.add_parser("fedac", help="memory, disk and time of FedAC's server")
     fedac.set_defaults(do=measure_fedac)
