@@ -30,6 +30,7 @@ from nvflare.apis.job_def import Job, get_job_meta_study
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet import cell
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming import stream_utils
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.utils.config import Config, ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
@@ -260,6 +261,17 @@ class HeldRequests:
         if data is not None:
             data.set_header(TaskConstant.WAIT_TIME, self.SOON)
         return name, task_id, data
+
+
+def room_for_answers(sites: int) -> None:
+    """Lets this process take in the answers of so many sites at the same time.
+
+    It widens ``stream_utils.callback_thread_pool``, which has 64 threads. While one of them takes in an answer, it
+    waits for the arrays, and another one has to take these in. Without it a round in which 64 sites or more answer at
+    once stands still until FLARE gives up.
+    """
+    pool = stream_utils.callback_thread_pool
+    pool._max_workers = max(pool._max_workers, sites + HeldRequests.MOST)
 
 
 def hear_heartbeats(communicator: Any, engine: Any, hear: Callable[[str], None]) -> None:

@@ -207,6 +207,7 @@ class PerSiteController(ModelController):
         self.site_errors.clear()
         self._tasks = {}
         self._look_for_sites()
+        compat.room_for_answers(len(data))
         for site, model in data.items():
             if site in self._attendance.lost:
                 self.site_errors[site] = LOST

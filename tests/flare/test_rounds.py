@@ -4,6 +4,7 @@
 
 import math
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet import cell
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming import stream_utils
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.private.defs import CellMessageHeaderKeys, SpecialTaskName, TaskConstant
 
@@ -20,7 +22,7 @@ from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.flare import site_run as module
 from cfl_flare.flare.attendance import FETCHES, LONGEST_STEP, SILENCE, START, Attendance, Patience
-from cfl_flare.flare.compat import HeldRequests, fail_undecodable
+from cfl_flare.flare.compat import HeldRequests, fail_undecodable, room_for_answers
 from cfl_flare.flare.site_run import SiteRun
 from cfl_flare.methods import FedAvg, Local, Update, build_method
 from cfl_flare.results.run_dir import Note, read_notes
@@ -190,6 +192,15 @@ class Runner:
         again = Shareable()
         again.set_header(TaskConstant.WAIT_TIME, 7.0)
         return SpecialTaskName.TRY_AGAIN, "", again
+
+
+def test_more_sites_than_flare_has_threads_can_answer_at_once():
+    """Each of 100 answers waits for one that comes after all of them, as for its own arrays."""
+    room_for_answers(100)
+    there = threading.Event()
+    answers = [stream_utils.callback_thread_pool.submit(there.wait, 60) for _ in range(100)]
+    stream_utils.callback_thread_pool.submit(there.set)
+    assert all(answer.result() for answer in answers)
 
 
 def held(runner: Runner, most: int = 50) -> HeldRequests:

@@ -53,6 +53,7 @@ WHY = {
     "nvflare.client.config": "settings of training scripts",
     "nvflare.fuel.f3.cellnet": "how large a message may be",
     "nvflare.fuel.f3.message": "how large a message may be",
+    "nvflare.fuel.f3.streaming": "how many answers are taken in at once",
     "nvflare.fuel.f3.streaming.stream_const": "how large a message may be",
     "nvflare.fuel.utils": "how objects are written in messages",
     "nvflare.fuel.utils.config": "a job's config files, as FLARE reads them",
