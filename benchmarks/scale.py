@@ -129,8 +129,8 @@ def clustering_part(name: str, participants: int, hidden: int) -> dict[str, floa
     """K-means of whole models alone, from scratch and then from given centres; the models are made up one by one."""
     size = (784 + 1 + 10) * hidden + 10
     rng = np.random.default_rng(0)
-    centres = rng.standard_normal((GROUPS, size)).astype(np.float32)
-    noise = [rng.standard_normal(size + participants).astype(np.float32) for _ in range(2)]
+    centres = rng.standard_normal((GROUPS, size), np.float32)
+    noise = [rng.standard_normal(size + participants, np.float32) for _ in range(2)]
     models = (centres[i % GROUPS] + noise[i % 2][i : i + size] for i in range(participants))
     before, started = peak_megabytes(), (time.process_time(), time.monotonic())
     at, at_centres = np.split(points(chain(models, centres)), [participants])

@@ -44,8 +44,8 @@ class Rows:
         """The inner products of all pairs, ``(n, n)`` float64; one pass over the columns."""
         from threadpoolctl import threadpool_limits
 
-        products = np.zeros((self.count, self.count))
-        with threadpool_limits(1):  # the same sums on any number of cores; in a simulation all sites share them
+        products, small = np.zeros((self.count, self.count)), self._file.tell() <= IN_MEMORY
+        with threadpool_limits(1 if small else None):  # in a simulation all sites share the cores
             for start in range(0, self.length, COLUMNS):
                 part = self.columns(start, min(start + COLUMNS, self.length)).astype(np.float64)
                 products += part @ part.T

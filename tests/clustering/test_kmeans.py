@@ -55,7 +55,7 @@ def test_later_rounds_of_long_rows_are_those_of_the_rows_themselves(seed, k, m, 
     apart, exact = (((a[:, None] - b[None]) ** 2).sum(axis=2) for a, b in ((at, centres_at), (rows, centres)))
     np.testing.assert_allclose(apart, exact, rtol=1e-9, atol=1e-9)
     np.testing.assert_array_equal(lloyd(at, centres_at, weights), lloyd(rows, centres, weights))
-    assert (at[m // 2] == at[0]).all() or m == 1
+    assert (at[m // 2] == at[0]).all() or m < 3  # else it is the long one
 
 
 def column(*values: float) -> np.ndarray:
