@@ -289,7 +289,7 @@ while flare.is_running():
 
 def measure_idle(given: argparse.Namespace) -> None:
     """``idle``."""
-    from tests.e2e.deployment import TRUSTING, deployed, hospitals
+    from tests.e2e.deployment import SERVER, TRUSTING, deployed, hospitals
 
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
@@ -310,20 +310,19 @@ def measure_idle(given: argparse.Namespace) -> None:
 
         def look() -> None:
             """In the middle of the third site's minute and a half."""
-            while len(jobs := {name: trial.jobs_of(name) for name in ("server", "hospital-1")}) < 2 or not all(
-                jobs.values()
-            ):
+            while not all((jobs := {name: trial.jobs_of(name) for name in (SERVER, "hospital-1")}).values()):
                 time.sleep(1)
             time.sleep(35)
             before = {name: used(processes) for name, processes in jobs.items()}
             started = time.monotonic()
             time.sleep(30)
             minutes = (time.monotonic() - started) / 60
-            figures.update({name: (used(of) - before[name]) / minutes for name, of in jobs.items()})
+            spent = {name: (used(of) - before[name]) / minutes for name, of in jobs.items()}
+            figures.update(server=spent[SERVER], site=spent["hospital-1"])
 
         watching = threading.Thread(target=look)
         watching.start()
-        ended, _ = trial.run(Path("jobs/idle"))
+        ended, _ = trial.run(folder / "jobs" / "idle")
         watching.join()
         next(trials, None)
     row = {"ended": ended, "cpu_seconds_a_minute": figures, **provenance()}
