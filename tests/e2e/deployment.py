@@ -136,9 +136,14 @@ class Deployment:
             "OMP_NUM_THREADS": "1",
         }
         env |= {"CFL_STATE_ROOT": str(self.state_root(name)), "TMPDIR": str(self.folder / "tmp")}
+        env |= {"CFL_FAULTS": str(self.faults(name))}
         env.pop("CFL_DATA_ROOT", None)
         env |= {"CFL_DATA": str(self.data[name])} if name in self.data else {}
         return {**env, **self.settings.get(name, {})}
+
+    def faults(self, name: str) -> Path:
+        """What makes a site's next job answer wrongly or late; see ``start/sitecustomize.py``."""
+        return self.folder / f"{name}.faults"
 
     def state_root(self, name: str) -> Path:
         return self.folder / "state" / (name or "nobody")

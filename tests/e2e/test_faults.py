@@ -40,10 +40,7 @@ class Faulty(Deployment):
     def env(self, name: str = "") -> dict[str, str]:
         env = super().env(name)
         env.pop(warm.SOCKET, None)  # a process that dies is its daemon's own child, as at a hospital
-        return {**env, "CFL_FAULTS": str(self.faults(name))}
-
-    def faults(self, name: str) -> Path:
-        return self.folder / f"{name}.faults"
+        return env
 
     def exported(self, name: str, method: str, sites: list[str] | None = None, **settings) -> Path:
         values = {"num_rounds": ROUNDS, "min_clients": 2, "task_timeout": 240, **TRUSTING}

@@ -34,7 +34,7 @@ from cfl_flare.training.privacy import Spend, epsilon_of, rdp_of
 from tests.e2e.deployment import ADMIN, COARSE, SERVER, TRUSTING, Deployment, until
 
 pytestmark = pytest.mark.slow
-ROUNDS = 16
+ROUNDS, LATE = 16, "hospital-3"
 JOB_ID = r"[0-9a-f]{8}-[0-9a-f-]{27}"
 
 
@@ -372,6 +372,7 @@ def resumed(trial: Deployment, job: Path, name: str) -> tuple[dict[str, dict[str
 def test_a_site_s_job_dies_and_the_resumed_run_ends_as_if_nothing_had_been(trial, undisturbed):
     """The job is submitted in the admin console, which also sees its end."""
     job = exported(trial, "wecfl-died", "wecfl:k=2")
+    trial.faults(LATE).write_text(json.dumps({"delay": 1}))  # so that its end does not come before the site's
     console = Console(trial)
     try:
         console.says("User Name:")
@@ -387,6 +388,7 @@ def test_a_site_s_job_dies_and_the_resumed_run_ends_as_if_nothing_had_been(trial
         console.says(rf"{job_id}[^\n]*FINISHED:(?!COMPLETED)")
     finally:
         console.close()
+        trial.faults(LATE).unlink()
     found, run = resumed(trial, exported(trial, "wecfl-died", "wecfl:k=2", resume_from="wecfl-died"), "wecfl-died")
     expected, whole = undisturbed["wecfl"]
     assert_same(found, expected)
@@ -395,6 +397,7 @@ def test_a_site_s_job_dies_and_the_resumed_run_ends_as_if_nothing_had_been(trial
 
 def test_a_site_s_job_dies_and_then_the_server_and_personal_models_are_as_if_nothing_had_been(trial, undisturbed):
     """Last, as FLARE's own record of a job whose server was killed stays at RUNNING for ever."""
+    trial.faults(LATE).write_text(json.dumps({"delay": 1}))
     with trial.session() as session:
         job_id = session.submit_job(str(exported(trial, "ditto-died", "ditto")))
         after_rounds(trial, "ditto-died")
@@ -405,6 +408,7 @@ def test_a_site_s_job_dies_and_then_the_server_and_personal_models_are_as_if_not
         session.submit_job(str(job))
         after_rounds(trial, "ditto-died")
     trial.kill(SERVER)
+    trial.faults(LATE).unlink()
     trial.start(SERVER)
     trial.until_connected()
     found, run = resumed(trial, job, "ditto-died")
