@@ -322,7 +322,7 @@ def test_a_training_script_spends_from_the_ledger(trial, capsys, monkeypatch):
     """Of a script that says what it spends, results leave; of one that does not, none."""
     kit = trial.kits / "hospital-2"
     limits, policy = kit / "local" / "cfl.json", kit / "local" / "privacy.json"
-    before = limits.read_bytes()
+    before = {file: file.read_bytes() for file in (limits, policy)}
     assert main(["site", "prepare", str(kit), "--no-keep-logs", "--epsilon-budget", "900"]) == 0
     monkeypatch.chdir(trial.folder)
     spend = 'steps["privacy"] = [{"noise_multiplier": 2.0, "sample_rate": 1.0, "steps": 3}]'
@@ -342,8 +342,8 @@ def test_a_training_script_spends_from_the_ledger(trial, capsys, monkeypatch):
         assert main(["site", "ledger", "--json", "--kit", str(kit)]) == 0
         jobs = json.loads(capsys.readouterr().out)["jobs"].values()
     finally:
-        limits.write_bytes(before)
-        policy.unlink()
+        for file, content in before.items():
+            file.write_bytes(content)
     assert runs["says"][0] == [] and runs["silent"][0] == ["hospital-2"]
     *_, spent = (job["epsilon"] for job in jobs if job["participants"] == ["hospital-2"])
     assert spent == pytest.approx(epsilon_of(rdp_of([Spend("script", "train", 2.0, 1.0, 3)] * 2), 1e-5))
