@@ -78,7 +78,7 @@ class JobEvents(Observer):
     """Tells FLARE's other components, experiment tracking (if it ``announces``) and the log of each round.
 
     It also frees each round's messages, whose objects refer to each other, and cleans up the server's memory every
-    ``memory_gc_rounds``. What was there before the first round is not looked at again: that would take 0.15 s.
+    ``memory_gc_rounds``. What is there before the first round is not looked at in each: that would take 0.15 s.
     """
 
     def __init__(
@@ -87,7 +87,6 @@ class JobEvents(Observer):
         self._job = job
         self._aggregator, self._announces, self._memory_gc_rounds = aggregator, announces, memory_gc_rounds
         self._number, self._last = 0, False
-        gc.collect()
         gc.freeze()
 
     def begin(self, server: Running) -> None:
