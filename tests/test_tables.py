@@ -561,6 +561,7 @@ def test_cells_of_two_plans_make_no_table(tmp_path: Path) -> None:
 SMALLEST: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "family": ("wecfl:k=2", "cluster_dirichlet", {"participants": 10}),
     "family-cifar10": ("ifca-cam:k=2,assignment_samples=8,warmup=50%", "n_class", {"participants": 10, "rounds": 2}),
+    "research": ("fedavg", "alpha-0.5", {"local_steps": 1, "evaluate_every": 1}),
     "fedac": ("ifca:k=2", "n_class", {"participants": 4, "sample": 2}),
     "fedcuau": ("fedavg", "C1+C2", {"participants": 40, "sample": 2, "model": "logistic"}),
     "feddsmic": ("feddsmic", "alpha0.5", {"participants": 4}),
