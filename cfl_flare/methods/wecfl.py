@@ -59,18 +59,20 @@ class WeCFL(Method):
         to the common model would always win.
         """
         names, weights = [u.participant for u in heads(updates)], np.array([self.weight(u) for u in heads(updates)])
+        labels = np.array([state.assignment.get(name, -1) for name in names])
+        late, clustered = labels < 0, self.slots[0] in state.bank
+        frozen = clustered and self.clustering_rounds is not None and state.round >= self.clustering_rounds
+        if frozen and not late.any():
+            return dict(zip(names, labels.tolist()))
         common = self.features(state.bank[GLOBAL])
-        slots = self.slots[: state.possible(self.k)] if self.slots[0] in state.bank else ()
+        slots = self.slots[: state.possible(self.k)] if clustered else ()
         vectors = chain((self.vector(state, u) for u in updates), (self.features(state.bank[slot]) for slot in slots))
         features, centres = np.split(points(vector - common for vector in vectors), [len(names)])
         if not slots:
             labels = first_kmeans(features, self.k, weights, self.starts, self.seed, state.sizes(names))
             return dict(zip(names, labels.tolist()))
-        labels = np.array([state.assignment.get(name, -1) for name in names])
-        late = labels < 0
         if late.any():
             labels[late] = distances_between(features[late], centres, "cosine").argmin(axis=1)
-        frozen = self.clustering_rounds is not None and state.round >= self.clustering_rounds
         if not (late.all() or frozen):
             rest = {name: int(label) for name, label in zip(names, labels) if name not in state.assignment}
             sizes = state.sizes([name for name in names if name not in rest], rest)
