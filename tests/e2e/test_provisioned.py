@@ -158,7 +158,8 @@ def test_a_hospital_s_ledger_pays_for_one_job_and_not_for_a_second(trial, capsys
         summary = load_run(results / "cfl").summary
         assert ended == "FINISHED:COMPLETED" and not summary["sites_left_out"]
         samples = {participant["name"]: participant["samples"] for participant in summary["participants"]}
-        assert samples["hospital-1"] < 200 < samples["hospital-2"]  # of 240 images, and of 120 patients
+        # Of 120 patients, and of 240 images; the noise has a standard deviation of 12.4.
+        assert samples["hospital-1"] < 180 < samples["hospital-2"]
         monkeypatch.setenv("CFL_STATE_ROOT", str(trial.state_root("hospital-1")))
         capsys.readouterr()
         assert main(["site", "ledger", "--json", "--kit", str(kit)]) == 0
