@@ -9,15 +9,17 @@ server's files say when a round ends. At that moment the processor time of all p
 the simulator's process, where the server runs, and of the largest site. Seconds are medians over rounds, processor
 seconds are means; those by two cores are what no waiting could save.
 
-``relays``: provisioned sites on this machine that reach the server through FLARE's relays, ten a relay: seconds of a
-round, and what the server's job process takes for each site. So that a hundred fit, their script needs NumPy alone, and
-their jobs' processes are forked from one that has imported FLARE; nothing of FLARE is replaced.
+``provisioned``: the same at provisioned sites on this machine, with WeCFL and with FLARE's recipe for NumPy: seconds
+of a round, and what the server's job process takes for each site. With ``--each 10`` sites reach the server through
+FLARE's relays, ten a relay. So that a hundred fit, the script needs NumPy alone, and jobs' processes are forked from
+one that has imported FLARE; nothing of FLARE is replaced.
 
 ``idle``: three provisioned sites on this machine, one of which trains for a minute without using the processor. What
 the server's and the other sites' processes of the job take meanwhile.
 
     python benchmarks/many_sites.py rounds --out many-sites.json
-    PYTHONPATH=. python benchmarks/many_sites.py relays --out relays.json
+    PYTHONPATH=. python benchmarks/many_sites.py provisioned --sites 2 8 16 32 --out provisioned.json
+    PYTHONPATH=. python benchmarks/many_sites.py provisioned --sites 100 --each 10 --out relays.json
     PYTHONPATH=. python benchmarks/many_sites.py idle --out idle.json
 """
 
@@ -30,7 +32,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ import numpy as np
 import psutil
 import torch
 from common import in_own_process, provenance, tell
+from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe.sim_env import SimEnv
 
@@ -196,7 +199,7 @@ def measure_rounds(given: argparse.Namespace) -> None:
                     print(key, json.dumps(shown), flush=True)
 
 
-# ---- Sites behind relays ----
+# ---- Provisioned sites ----
 
 
 NUMBERS = 25_450
@@ -215,58 +218,98 @@ while flare.is_running():
 """
 
 
-def measure_relays(given: argparse.Namespace) -> None:
-    """``relays``."""
+def provisioned(program: str, sites: int, each: int, rounds: int) -> dict[str, Any]:
+    """One job at provisioned sites, ``each`` of them behind a relay; 0 for none."""
     from tests import warm
-    from tests.e2e.deployment import SERVER, TRUSTING, Deployment
+    from tests.e2e.deployment import SERVER, Deployment
 
-    sites = [f"site-{i + 1}" for i in range(given.sites)]
+    names = [f"site-{i + 1}" for i in range(sites)]
     with tempfile.TemporaryDirectory() as name, warm.started(Path(name)):
         folder = Path(name)
-        data = {site: folder / f"{site}.npz" for site in sites}
         (folder / "trial").mkdir()
-        trial = Deployment(folder / "trial", data, relays={s: f"relay-{i // given.each}" for i, s in enumerate(sites)})
+        data = {site: folder / f"{site}.npz" for site in names}
+        relays = {site: f"relay-{i // each}" for i, site in enumerate(names)} if each else {}
+        trial = Deployment(folder / "trial", data, relays=relays)
+        if program == FLARE:
+            as_flare_made(trial.kits, (SERVER, *names), trial.folder)
         try:
-            trial.start(SERVER)
-            time.sleep(10)
-            for first in range(0, len(sites), given.each):  # so that they do not all start at once
-                trial.start(trial.relays[first // given.each], *sites[first : first + given.each])
-                time.sleep(given.each)
-            trial.until_connected()
-            settings = {"num_rounds": given.rounds, "min_clients": len(sites), "task_timeout": 600, **TRUSTING}
-            script = folder / "cheap_client.py"
-            script.write_text(CHEAP)
-            model = {"weights": np.zeros(NUMBERS, np.float32)}
-            recipe = ClusteredRecipe(
-                name="relays", method=PROGRAMS["wecfl"], model=model, train_script=str(script), **settings
-            )
-            recipe.export(str(folder / "jobs"))
+            start_by_tens(trial, SERVER, each)
+            cheap_recipe(program, sites, rounds, folder).export(str(folder / "jobs"))
 
             def held() -> dict[str, float]:
                 jobs = trial.jobs_of(SERVER)
                 return {"cpu": used(jobs), "server_mb": max([0.0, *(p.memory_info().rss / 2**20 for p in jobs)])}
 
             def ended() -> int:
+                if program == FLARE:
+                    logs = [*(trial.kits / SERVER).glob("*/log.txt")]
+                    return max(0, sum(len(re.findall(r"Round \d+ started", log.read_text())) for log in logs) - 1)
                 files = [*(trial.kits / SERVER).glob("*/cfl/rounds.jsonl")]
                 return sum(file.read_bytes().count(b"\n") for file in files)
 
             watch = Watch(ended, held)
-            status, _ = trial.run(folder / "jobs" / "relays", 1200)
+            status, _ = trial.run(folder / "jobs" / "cheap", 1200)
             marks = watch.close()
         finally:
             trial.stop()
-    steps = [{key: b[key] - a[key] for key in ("time", "cpu")} for a, b in pairwise(marks)]
-    row = {
-        "sites": len(sites),
-        "relays": len(trial.relays),
+    steps = [{key: b[key] - a[key] for key in ("time", "cpu")} for a, b in pairwise(marks[1:])]
+    return {
         "ended": status,
         "seconds": float(np.median([step["time"] for step in steps])),
-        "server_cpu_seconds_a_site": float(np.mean([step["cpu"] for step in steps])) / len(sites),
-        "server_mb": [round(mark["server_mb"], 1) for mark in marks],
-        **provenance(),
+        "server_cpu_seconds_a_site": float(np.mean([step["cpu"] for step in steps])) / sites,
+        "server_mb": max(mark["server_mb"] for mark in marks),
+        "server_mb_by_round": [round(mark["server_mb"], 1) for mark in marks],
+        "rounds": rounds,
     }
-    given.out.write_text(json.dumps(row, indent=1) + "\n")
-    print(json.dumps(row))
+
+
+def as_flare_made(kits: Path, names: Sequence[str], folder: Path) -> None:
+    """Kits take jobs of FLARE's own recipes again; FLARE's folders and the pause between jobs are the deployment's."""
+    for local in (kits / name / "local" for name in names):
+        content = json.loads(
+            (local / "resources.json.default").read_text().replace("/tmp/nvflare", f"{folder}/nvflare")
+        )
+        for component in content["components"]:
+            if component["id"] == "job_scheduler":
+                component["args"]["min_schedule_interval"] = 1
+        (local / "resources.json").write_text(json.dumps(content))
+
+
+def start_by_tens(trial: Any, server: str, each: int) -> None:
+    """Starts all kits, so that they do not all import at once."""
+    trial.start(server)
+    time.sleep(10)
+    for first in range(0, len(trial.sites), each or 10):
+        relay = trial.relays[first // each : first // each + 1] if each else []
+        trial.start(*relay, *trial.sites[first : first + (each or 10)])
+        time.sleep(each or 10)
+    trial.until_connected()
+
+
+def cheap_recipe(program: str, sites: int, rounds: int, folder: Path) -> Any:
+    from tests.e2e.deployment import TRUSTING
+
+    script, weights = folder / "cheap_client.py", np.zeros(NUMBERS, np.float32)
+    script.write_text(CHEAP)
+    common = {"name": "cheap", "min_clients": sites, "num_rounds": rounds, "train_script": str(script)}
+    if program == FLARE:
+        return NumpyFedAvgRecipe(model=weights, **common)
+    model = {"weights": weights}
+    return ClusteredRecipe(method=PROGRAMS[program], model=model, task_timeout=600, **common, **TRUSTING)
+
+
+def measure_provisioned(given: argparse.Namespace) -> None:
+    """``provisioned``: all that the file does not have yet."""
+    result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": {}}
+    for sites in given.sites:
+        for program in given.programs:
+            key = f"{program}-{sites}"
+            if key not in result["rows"]:
+                row = provisioned(program, sites, given.each, given.rounds)
+                result["rows"][key] = {**row, "sites_a_relay": given.each, **provenance()}
+                given.out.write_text(json.dumps(result, indent=1) + "\n")
+                shown = {k: v for k, v in row.items() if k != "server_mb_by_round"}
+                print(key, json.dumps(shown), flush=True)
 
 
 # ---- Sites that wait ----
@@ -345,14 +388,15 @@ def main() -> None:
     timing.add_argument("--sites", type=int, nargs="+", default=[*SITES])
     timing.add_argument("--programs", nargs="+", choices=[*PROGRAMS, FLARE], default=["fedavg", FLARE])
     timing.add_argument("--rounds", type=int)
-    relays = commands.add_parser("relays", help="a round of sites behind relays")
-    relays.set_defaults(do=measure_relays)
-    relays.add_argument("--sites", type=int, default=100)
-    relays.add_argument("--each", type=int, default=10, help="sites of a relay")
-    relays.add_argument("--rounds", type=int, default=10)
+    real = commands.add_parser("provisioned", help="what a round takes at provisioned sites")
+    real.set_defaults(do=measure_provisioned)
+    real.add_argument("--sites", type=int, nargs="+", default=[*SITES])
+    real.add_argument("--each", type=int, default=0, help="sites of a relay; 0 for no relays")
+    real.add_argument("--programs", nargs="+", choices=["wecfl", FLARE], default=["wecfl", FLARE])
+    real.add_argument("--rounds", type=int, default=12)
     idle = commands.add_parser("idle", help="what waiting takes")
     idle.set_defaults(do=measure_idle)
-    for command in (timing, relays, idle):
+    for command in (timing, real, idle):
         command.add_argument("--out", type=Path, required=True, help="a JSON file")
     alone = commands.add_parser("one", help="one job in this process")
     alone.set_defaults(do=lambda given: tell(one(given.program, given.size, given.sites, given.rounds)))

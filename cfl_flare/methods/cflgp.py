@@ -37,8 +37,8 @@ class CFLGP(Method):
 
     @property
     def traits(self) -> Traits:
-        named = replace(PLAIN, clusters=self.k, joins_by="smallest training loss")
-        return replace(named, mergeable=True, archives=True, queries=None)
+        joins = "smallest training loss"
+        return replace(PLAIN, clusters=self.k, joins_by=joins, mergeable=True, archives=True, queries=None)
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """K models from K seeds; the first is the first criterion."""
@@ -54,8 +54,8 @@ class CFLGP(Method):
         """Its cluster's model, and the criterion in a round that clusters; all models, if it missed that."""
         criteria = (self._criterion(state),) if state.extras["due"] else ()
         if participant in state.assignment:
-            own = cluster_slot(state.assignment[participant])
-            return Download((own,), to_train=criteria, returns=(own, *criteria))
+            cluster = (cluster_slot(state.assignment[participant]),)
+            return Download(cluster, to_train=criteria, returns=cluster + criteria)
         choices = {} if criteria else self.choices(state)
         return Download(criteria or tuple(choices.values()), choices=choices)
 
@@ -64,12 +64,11 @@ class CFLGP(Method):
         if download.choices:
             chosen = of_least_loss(learner, download)
             return self.trained(learner, download, download.choices[chosen], cluster=chosen)
-        *own, last = download.slots
-        gradient = {last: learner.gradient(download.model(last))} if last.startswith("criterion") else {}
-        if not own and gradient:
-            return Update(learner.participant, learner.samples, gradient)
+        gradients = {s: learner.gradient(download.model(s)) for s in download.slots if s.startswith("criterion")}
+        if len(gradients) == len(download.slots):
+            return Update(learner.participant, learner.samples, gradients)
         update = super().local_update(learner, download)
-        return replace(update, diffs={**update.diffs, **gradient})
+        return replace(update, diffs={**update.diffs, **gradients})
 
     def serve(self, learner: Learner, download: Download) -> Params:
         return download.models[of_least_loss(learner, download) if download.choices else 0]
