@@ -61,7 +61,7 @@ class Round:
         self.clipped: dict[str, float] = {}
         self._carried = Carried(no_sums(server.method, server.settings))
         self._norms, self._statistics = Norms(), Statistics()
-        self._spool = Spool(server.layout.nbytes * self.training)
+        self._spool = Spool(server.layout.nbytes, self.training)
         self._bytes_down, self._bytes_up = self._sent(server.bank), 0
         self._started = time.monotonic()
 
@@ -179,15 +179,21 @@ def _layout(bank: Mapping[str, Params], slot: str) -> Layout:
     return bank[slot].layout if slot in bank else bank[model].layout.of_part(role)
 
 
-# The updates of a round that are larger than this are kept on disk.
-SPOOL_BYTES = 512 * 2**20
+# The updates of a round are kept on disk if they could take more than this together, or than that each.
+SPOOL_BYTES, LARGE_UPDATE = 512 * 2**20, 16 * 2**20
 
 
 class Spool:
-    """Keeps the updates of one round by participant, on disk if they could take more than `SPOOL_BYTES`."""
+    """Keeps the updates of one round by participant, in memory or on disk.
 
-    def __init__(self, nbytes: int):
-        self._folder = Path(tempfile.mkdtemp(prefix="cfl-spool-")) if nbytes > SPOOL_BYTES else None
+    Args:
+        nbytes: of a model.
+        updates: how many there may be.
+    """
+
+    def __init__(self, nbytes: int, updates: int = 1):
+        on_disk = nbytes > LARGE_UPDATE or nbytes * updates > SPOOL_BYTES
+        self._folder = Path(tempfile.mkdtemp(prefix="cfl-spool-")) if on_disk else None
         self._updates: dict[str, Update] = {}
 
     def put(self, update: Update) -> None:
