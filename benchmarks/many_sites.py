@@ -26,6 +26,8 @@ the server's and the other sites' processes of the job take meanwhile.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import re
@@ -55,6 +57,7 @@ PROGRAMS = {
     "fedavg": "fedavg",
     "ifca": "ifca:k=2,assignment_samples=8",
     "wecfl": "wecfl:k=2",
+    "wecfl-head": "wecfl:k=2,cluster_on=head",
     "bank": "ifca:k=10,assignment_samples=8",
     "bank-float16": "ifca:k=10,assignment_samples=8",
 }
@@ -229,7 +232,8 @@ def provisioned(program: str, sites: int, each: int, rounds: int) -> dict[str, A
         (folder / "trial").mkdir()
         data = {site: folder / f"{site}.npz" for site in names}
         relays = {site: f"relay-{i // each}" for i, site in enumerate(names)} if each else {}
-        trial = Deployment(folder / "trial", data, relays=relays)
+        with contextlib.redirect_stdout(io.StringIO()):  # what a kit's preparation changes
+            trial = Deployment(folder / "trial", data, relays=relays)
         if program == FLARE:
             as_flare_made(trial.kits, (SERVER, *names), trial.folder)
         try:

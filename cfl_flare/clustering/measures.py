@@ -14,7 +14,7 @@ import numpy as np
 # Columns of all rows that are in memory at a time.
 COLUMNS = 2**14
 # Rows that take more bytes wait on disk.
-IN_MEMORY = 256 * 2**20
+IN_MEMORY = 64 * 2**20
 # The share of two rows' squared lengths that rounding leaves of the distance between equal rows.
 ROUNDING = 1e-12
 

@@ -100,6 +100,7 @@ class SiteRun:
         site = self.site if data is None else self.site.with_data_of(data)
         keep = partial(self._keep, number, fl_ctx) if keeps and self.keeps else None
         results = [site.carry_out(name, order, task.models, number, keep) for name, order in task.tasks.items()]
+        site.runtime.forget()
         for result in results:
             if result.error:
                 what = f"round {number}: {result.participant}"

@@ -126,12 +126,16 @@ def encode_tasks(tasks: Mapping[str, Task]) -> dict[str, Any]:
 def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Task], dict[str, Params], dict[str, Any]]:
     """A round's message on the site: the task of each participant, the models, and the other content.
 
+    The models are taken out of the message, so that a site does not hold a bank twice.
+
     Raises:
         PayloadError: the models do not fit this site's.
     """
     dxo = from_shareable(shareable)
-    content = content_of(dxo.meta)
-    models = {slot: layout.restricted(part.data.keys()).pack(part.data) for slot, part in dxo.data.items()}
+    content, models = content_of(dxo.meta), {}
+    for slot in [*dxo.data]:
+        arrays = dxo.data.pop(slot).data
+        models[slot] = layout.restricted(arrays.keys()).pack(arrays)
     tasks = {
         name: Task(
             tuple(said["slots"]),

@@ -302,3 +302,7 @@ class Runtime:
         while len(self._predictors) > PREDICTORS:
             self._predictors.popitem(last=False)
         return self._predictors[key][1]
+
+    def forget(self) -> None:
+        """Lets go of the models that predicted: those of the next round are others."""
+        self._predictors.clear()
