@@ -8,8 +8,8 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,12 +22,17 @@ from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import ConfigError, FileError, UnfitError
 from cfl_flare.core.files import atomic_write, below, file_sha256, make_folder, read_json, read_text
 from cfl_flare.data.columns import Columns
+from cfl_flare.report.dossier import dossier_page
+from cfl_flare.report.dossier_view import CHANGES, Dossier
+from cfl_flare.report.write import write
 from cfl_flare.results import schema
 from cfl_flare.results.bootstrap import read_draws
 from cfl_flare.results.gate import check_gate
 from cfl_flare.results.lineage import LINEAGE
 from cfl_flare.results.lineage_check import check_lineage
+from cfl_flare.results.pseudonyms import pseudonymised, pseudonyms, with_pseudonyms
 from cfl_flare.results.run_dir import MODELS, SUMMARY, Run, load_run, the_run
+from cfl_flare.results.sbom import bill_of_materials
 from cfl_flare.results.served import columns_of
 from cfl_flare.results.study import STUDY, load_study
 from cfl_flare.results.withdrawal import read_withdrawal
@@ -45,9 +50,7 @@ LARGEST = 2**16
 TEXT = schema.described("text of at most 2000 characters", lambda value: isinstance(value, str) and len(value) <= 2000)
 CHANGE = schema.described(
     "tables [[change]] with description, protocol, criterion and impact, each a text",
-    schema.list_of(
-        schema.dict_of(TEXT, lambda key: key in ("description", "protocol", "criterion", "impact")), most=100
-    ),
+    schema.list_of(schema.dict_of(TEXT, lambda key: key in CHANGES), most=100),
 )
 PLAN: schema.Fields = {"purpose": TEXT, "licence": TEXT, "limits": schema.list_of(TEXT, most=100), "change": CHANGE}
 
@@ -81,20 +84,18 @@ def dossier(arguments: argparse.Namespace) -> None:
     models = sorted(path.stem for path in (run.folder / MODELS).glob("*.safetensors"))
     chosen = [arguments.model] if arguments.model else models
     require(bool(models), f"{run.folder} holds no model: nothing leaves it")
-    require(
-        {*chosen} <= {*models}, f"--model = {arguments.model!r} is none of the run's; there are {', '.join(models)}"
-    )
+    strange = f"--model = {arguments.model!r} is none of the run's; there are {', '.join(models)}"
+    require({*chosen} <= {*models}, strange)
     check_gate(run.folder, run.summary, chosen)
     out = Path(arguments.out) if arguments.out else run.folder / FOLDER
     for slot in chosen:
         check_out(out / slot)
     formats = [name.strip() for name in arguments.formats.split(",")] if arguments.formats else []
     columns = Columns.read(Path(arguments.columns)) if arguments.columns else columns_of(run.folder)
-    lines = _lineage(run.folder, root)
+    withdrawal, lines, names = read_withdrawal(run.folder), _lineage(run.folder, root), arguments.names
     for slot in chosen:
-        say(
-            Console(), write_dossier(run, study, slot, out / slot, Said(formats, plan, columns, lines, arguments.names))
-        )
+        of = Dossier(run, slot, study, plan=plan, columns=columns, withdrawal=withdrawal, lineage=lines, names=names)
+        say(Console(), write_dossier(of, out / slot, formats))
 
 
 def _run_of(folder: Path) -> tuple[Run, dict[str, Any] | None]:
@@ -146,88 +147,39 @@ def _lineage(folder: Path, root: Path | None) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class Said:
-    """What a dossier says besides its run.
+def write_dossier(of: Dossier, out: Path, formats: Sequence[str]) -> Path:
+    """Writes a model's folder: its file, also in other formats, the bill of materials, and the page, which it returns.
 
-    Attributes:
-        formats: in which the model is written once more.
-        plan: of `read_plan`.
-        columns: what the columns of tables mean; None where nobody said it.
-        lineage: lines on the run's lineage.
-        names: hospitals' own names are shown.
+    ``of`` has the names of the run, and lacks what is said of the files that are written here.
     """
-
-    formats: Sequence[str]
-    plan: Mapping[str, Any]
-    columns: Columns | None
-    lineage: Sequence[str]
-    names: bool
-
-
-def write_dossier(run: Run, study: dict[str, Any] | None, slot: str, out: Path, said: Said) -> Path:
-    """Writes a model's folder: its file, the bill of materials, and the page.
-
-    Args:
-        run: the run.
-        study: what the study found that it is of; None if it is of none.
-        slot: the model's name.
-        out: the folder.
-        said: what else is in the page.
-
-    Returns:
-        The page.
-    """
-    from cfl_flare.report.dossier import dossier_page
-    from cfl_flare.report.dossier_view import Dossier
-    from cfl_flare.report.write import write
-    from cfl_flare.results.pseudonyms import pseudonymised, pseudonyms, with_pseudonyms
-    from cfl_flare.results.sbom import bill_of_materials
-
     make_folder(out)
-    description = None
-    if said.formats:
+    model = of.run.folder / MODELS / f"{of.slot}.safetensors"
+    if formats:
         from cfl_flare.cli.convert import portable_of
         from cfl_flare.training.formats import write_formats
 
-        write_formats(out, slot, portable_of(run.folder / MODELS / f"{slot}.safetensors"), said.formats)
-        description = read_json(out / f"{slot}.json")
-    shutil.copyfile(run.folder / MODELS / f"{slot}.safetensors", out / f"{slot}.safetensors")
+        write_formats(out, of.slot, portable_of(model), formats)
+        of = replace(of, formats=read_json(out / f"{of.slot}.json"))
+    shutil.copyfile(model, out / model.name)
     bill = bill_of_materials()
     atomic_write(out / BILL, json.dumps(bill, indent=1))
     software = {part["name"]: part["version"] for part in bill["components"]}
     with TemporaryDirectory() as folder:
-        shown = run if said.names else pseudonymised(run, Path(folder))
-        withdrawal, known = read_withdrawal(run.folder), pseudonyms(run)
-        found = study
-        if study is not None and not said.names:  # a site may be called as a candidate is
-            names = {name: new for name, new in known.items() if name not in study["titles"]}
-            found = with_pseudonyms(study, names)
-        if withdrawal is not None and not said.names:
-            withdrawal = {**withdrawal, "withdrawn": [known.get(name, "?") for name in withdrawal["withdrawn"]]}
-        files = {str(path.relative_to(out)): (path.stat().st_size, file_sha256(path)) for path in model_files(out)}
-        html = dossier_page(
-            Dossier(
-                shown,
-                slot,
-                found,
-                files,
-                software,
-                said.plan,
-                said.columns,
-                read_draws(shown.folder),
-                withdrawal,
-                description,
-                said.lineage,
-                said.names,
-            )
-        )
+        of = of if of.names else _under_pseudonyms(of, Path(folder))
+        paths = [path for path in below(out) if path.name != PAGE]
+        files = {str(path.relative_to(out)): (path.stat().st_size, file_sha256(path)) for path in paths}
+        html = dossier_page(replace(of, files=files, software=software, draws=read_draws(of.run.folder)))
     return write(html, out / PAGE)
 
 
-def model_files(folder: Path) -> list[Path]:
-    """The files that go with a model, in the folder of its dossier: all but the page."""
-    return [path for path in below(folder) if path.name != PAGE]
+def _under_pseudonyms(of: Dossier, folder: Path) -> Dossier:
+    """The same with pseudonyms for hospitals; copies of the run's files go into the folder."""
+    names, study, withdrawal = pseudonyms(of.run), of.study, of.withdrawal
+    if study is not None:  # a site may be called as a candidate is
+        study = with_pseudonyms(study, {name: new for name, new in names.items() if name not in study["titles"]})
+    if withdrawal is not None:
+        withdrawal = {**withdrawal, "withdrawn": [names.get(name, "?") for name in withdrawal["withdrawn"]]}
+    return replace(of, run=pseudonymised(of.run, folder), study=study, withdrawal=withdrawal)
 
 
 def verify(folder: str, root: Path | None) -> None:

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from cfl_flare.report.dossier_sections import FEW, by_class, clusters, not_chosen, other_formats, withdrawn
+from cfl_flare.report.dossier_sections import FEW, by_class, clusters, not_chosen, other_formats, pairs, withdrawn
 from cfl_flare.report.dossier_view import ALWAYS, ANNEX_IV, CHANGES, LEAVES, NOWHERE, Dossier
 from cfl_flare.report.facts import participants, settings_table
 from cfl_flare.report.measures import cross_site, discrimination
@@ -24,22 +23,13 @@ FLOORS = ("min_sites_per_cluster", "min_samples_per_cluster", "max_weight_share"
 
 def dossier_page(of: Dossier) -> str:
     """The dossier as one HTML file that loads nothing."""
-    makers = (what_it_is, data, who_trained, figures, by_class, everywhere, calibration, not_chosen, clusters)
-    more = (
-        settings,
-        software,
-        egress,
-        privacy,
-        limits,
-        licence,
-        changes,
-        withdrawn,
-        annex,
-        lineage,
+    makers = (
+        *(what_it_is, data, who_trained, figures, by_class, everywhere, calibration, not_chosen, clusters, settings),
+        *(software, egress, privacy, limits, licence, changes, withdrawn, annex, lineage, other_formats, files),
     )
     title = f"{of.slot} of {cut(of.run.name)}"
     subtitle = f"Dossier of a model: {of.run.summary['rounds']} rounds, {len(of.members)} hospitals"
-    return page(title, subtitle, sections(of, (*makers, *more, other_formats, files)))
+    return page(title, subtitle, sections(of, makers))
 
 
 def what_it_is(of: Dossier) -> Section:
@@ -59,7 +49,7 @@ def what_it_is(of: Dossier) -> Section:
     text = [f"{of.slot} is a model that {len(of.members)} of {len(View(of.run).people)} hospitals trained."]
     if of.slot == "global" and summary["clusters"]:
         text.append("Hospitals predict with their clusters' models. Their figures below are of those, not of this one.")
-    return Section("What it is", text, tables=[("The model", _pairs(rows))])
+    return Section("What it is", text, tables=[("The model", pairs(rows))])
 
 
 def data(of: Dossier) -> Section:
@@ -67,18 +57,13 @@ def data(of: Dossier) -> Section:
         shape = (of.run.summary.get("model") or {}).get("args") or {}
         rows = [(key.replace("_", " "), shape.get(key)) for key in ("input_shape", "num_classes") if key in shape]
         text = "The run's folder does not say what columns mean; at hospitals the file of agreed columns does."
-        return Section("Data", [text], tables=[("What the network takes", _pairs(rows))] if rows else [])
-    lines = [
-        [
-            cut(column.column),
-            column.kind,
-            cut(", ".join(column.categories), 200) or "-",
-            "-" if column.range is None else f"{column.range[0]:g} to {column.range[1]:g}",
-            cut(column.unit or "-"),
-            "filled up, and the model sees where" if column.missing else "filled up",
-        ]
-        for column in of.columns.columns
-    ]
+        return Section("Data", [text], tables=[("What the network takes", pairs(rows))] if rows else [])
+    lines = []
+    for column in of.columns.columns:
+        limits = "-" if column.range is None else f"{column.range[0]:g} to {column.range[1]:g}"
+        missing = "filled up, and the model sees where" if column.missing else "filled up"
+        categories = cut(", ".join(column.categories), 200) or "-"
+        lines.append([cut(column.column), column.kind, categories, limits, cut(column.unit or "-"), missing])
     label = [
         ("label", of.columns.label),
         ("class 1 is a label above", of.columns.positive),
@@ -88,21 +73,19 @@ def data(of: Dossier) -> Section:
     ]
     text = "The columns that the hospitals agreed on. A value outside its range is refused, so that other units show."
     headings = ("column", "kind", "categories", "range", "unit", "missing values")
-    return Section("Data", [text], tables=[("Columns", Table(headings, lines)), ("The label", _pairs(label))])
+    return Section("Data", [text], tables=[("Columns", Table(headings, lines)), ("The label", pairs(label))])
 
 
 def who_trained(of: Dossier) -> Section:
     people, view = of.members, of.view
     sizes = [size for person in people if isinstance(size := view.weight(person), (int, float))]
+    ends = f"{number(min(sizes))} and {number(max(sizes))}" if sizes else None
     left_out, missed = (of.run.summary.get(key) or {} for key in ("sites_left_out", "missed"))
     rows = [
         ("hospitals", len(people)),
         ("sites of the federation that they are at", len({person.get("site") for person in people})),
         (f"{view.unit}, together", number(sum(sizes)) if sizes else None),
-        (
-            "the fewest and the most of one hospital",
-            f"{number(min(sizes))} and {number(max(sizes))}" if sizes else None,
-        ),
+        ("the fewest and the most of one hospital", ends),
         ("hospitals of the run", len(View(of.run).people)),
         ("sites that took no part", len(left_out) or None),
         ("hospitals that missed rounds", len(missed) or None),
@@ -110,11 +93,11 @@ def who_trained(of: Dossier) -> Section:
     floors = [(name.replace("_", " "), of.setting("run", name)) for name in FLOORS]
     notes = ["One hospital trained this model alone: its figures are that hospital's."] if len(people) == 1 else []
     notes += [] if of.names else [f"Numbers of samples of each hospital are rounded to {DIGITS} digits."]
-    tables = [("Who", _pairs(rows)), ("Floors that held in the run", _pairs(floors))]
+    tables = [("Who", pairs(rows)), ("Floors that held in the run", pairs(floors))]
     return Section("Who trained it", tables=tables, notes=notes)
 
 
-def figures(of: Dossier) -> Section | None:
+def figures(of: Dossier) -> Section:
     part, summary = participants(of.view), of.run.summary
     label = f"{of.slot}/" if of.slot != "global" else ""
     means = {key: value for key, value in summary["final"].items() if key.startswith(f"{label}served_")}
@@ -123,11 +106,11 @@ def figures(of: Dossier) -> Section | None:
         for key, value in means.items()
         if not key.endswith("_unweighted")
     ]
-    table = ("Means over its hospitals", Table(("measure", "mean", "95 % interval"), rows))
-    text = [f"Each hospital measures the model that it is served {of.view.measured_on}, after the last round."]
     if part is None:
         return Section("Figures", ["Nothing was measured of it."])
-    return replace(part, title="Figures", text=[*text, *part.text], tables=[table] if rows else [])
+    table = ("Means over its hospitals", Table(("measure", "mean", "95 % interval"), rows))
+    text = f"Each hospital measures the model that it is served {of.view.measured_on}, after the last round."
+    return replace(part, title="Figures", text=[text, *part.text], tables=[table] if rows else [])
 
 
 def _interval_of_mean(of: Dossier, key: str) -> Sequence[float] | None:
@@ -139,12 +122,12 @@ def _interval_of_mean(of: Dossier, key: str) -> Sequence[float] | None:
     return None if of.draws is None else of.draws.of_mean(measure, points)
 
 
-def everywhere(of: Dossier) -> Section | None:
-    part = cross_site(View(of.run))
-    return part or Section("Every model everywhere", ["Not measured: the run had no cross_site_evaluation."])
+def everywhere(of: Dossier) -> Section:
+    none = Section("Every model everywhere", ["Not measured: the run had no cross_site_evaluation."])
+    return cross_site(View(of.run)) or none
 
 
-def calibration(of: Dossier) -> Section | None:
+def calibration(of: Dossier) -> Section:
     none = Section("Discrimination and calibration", ["Not measured: the run had no score_bins."])
     return discrimination(View(of.run)) or none
 
@@ -158,10 +141,7 @@ def software(of: Dossier) -> Section:
     versions = of.run.summary.get("versions")
     at_server = versions.items() if isinstance(versions, Mapping) else ()
     text = "sbom.json beside this file lists the latter in CycloneDX 1.6. Hospitals' own versions are not recorded."
-    tables = [
-        ("Where the run was", _pairs(at_server)),
-        ("Where this file was written", _pairs(of.software.items())),
-    ]
+    tables = [("Where the run was", pairs(at_server)), ("Where this file was written", pairs(of.software.items()))]
     return Section("Software", [text], tables=tables)
 
 
@@ -171,12 +151,10 @@ def egress(of: Dossier) -> Section:
         unknown = "A training script trained at the hospitals. It can send anything; what it sent is not known here."
         return Section("What left each site", [unknown])
     text = [f"Models that left a hospital in a round, by {cut(method)}: {LEAVES.get(method, NOWHERE)}.", *ALWAYS]
-    for key, words in (
-        ("score_bins", "histograms of test scores by class"),
-        ("bootstrap", "measures on draws of tests"),
-    ):
-        if of.setting("training", key):
-            text.append(f"With {key}: {words}.")
+    if of.setting("training", "score_bins"):
+        text.append("With score_bins: histograms of test scores by class.")
+    if of.setting("training", "bootstrap"):
+        text.append("With bootstrap: measures on draws of tests.")
     if of.run.summary.get("private"):
         text.append(f"Layers that never left a hospital: {cut(of.run.summary['private'], 200)}.")
     text.append("A hospital's own filter may have withheld, rounded or changed some of it; the run does not say so.")
@@ -184,10 +162,8 @@ def egress(of: Dossier) -> Section:
 
 
 def privacy(of: Dossier) -> Section:
-    text = (
-        "No differential privacy was used by cfl_flare, so there is no epsilon. Filters of single sites are not known."
-    )
-    return Section("Differential privacy", [text])
+    text = "No differential privacy was used by cfl_flare, so there is no epsilon."
+    return Section("Differential privacy", [f"{text} Filters of single sites are not known."])
 
 
 def limits(of: Dossier) -> Section:
@@ -209,31 +185,22 @@ def limits(of: Dossier) -> Section:
 
 
 def licence(of: Dossier) -> Section:
-    return Section(
-        "Licence", [f"Of the model: {cut(of.plan.get('licence', NOT_SAID), LONG)}. Of cfl_flare: Apache-2.0."]
-    )
+    of_model = cut(of.plan.get("licence", NOT_SAID), LONG)
+    return Section("Licence", [f"Of the model: {of_model}. Of cfl_flare: Apache-2.0."])
 
 
 def changes(of: Dossier) -> Section:
     planned = of.plan.get("change", [])
     text = [] if planned else ["No changes are planned in this file. A plan answers of each change:", *CHANGES.values()]
     rows = [[f"{i}", *(cut(change.get(key, NOT_SAID), LONG) for key in CHANGES)] for i, change in enumerate(planned, 1)]
-    headings = (
-        "",
-        "description of the modification",
-        "modification protocol",
-        "acceptance criterion",
-        "impact assessment",
-    )
-    return Section("Planned changes", text, tables=[("Changes", Table(headings, rows))] if rows else [])
+    headings = ("description of the modification", "modification protocol", "acceptance criterion", "impact assessment")
+    return Section("Planned changes", text, tables=[("Changes", Table(("", *headings), rows))] if rows else [])
 
 
 def annex(of: Dossier) -> Section:
-    rows = [[point, question, answer] for point, question, answer in ANNEX_IV]
-    text = (
-        "Questions after Annex IV of Regulation (EU) 2024/1689, with the section of this file that has facts on each."
-    )
-    table = Table(("point", "question", "where"), rows)
+    law = "Annex IV of Regulation (EU) 2024/1689"
+    text = f"Questions after {law}, with the section of this file that has facts on each."
+    table = Table(("point", "question", "where"), ANNEX_IV)
     return Section("Questions of Annex IV", [text], tables=[("Questions", table)])
 
 
@@ -244,9 +211,3 @@ def lineage(of: Dossier) -> Section:
 def files(of: Dossier) -> Section:
     rows = [[cut(name), f"{size:,}", digest] for name, (size, digest) in of.files.items()]
     return Section("Files", tables=[("Beside this file", Table(("file", "bytes", "SHA-256"), rows))])
-
-
-def _pairs(rows: Any) -> Table:
-    return Table(
-        ("what", "value"), [(cut(name), cut(value, 300)) for name, value in rows if value not in (None, "", {})]
-    )

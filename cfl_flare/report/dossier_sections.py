@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,10 @@ from cfl_flare.results.schema import count as is_count
 
 # Of a class with fewer test samples, a figure says little.
 FEW = 10
+# The last rounds begin after this part of all.
+LATE = 0.75
+# Names that are listed.
+NAMED = 20
 
 
 def by_class(of: Dossier) -> Section:
@@ -29,11 +33,10 @@ def by_class(of: Dossier) -> Section:
             "Sensitivity and specificity are of decisions on all test samples of the model's hospitals together, of "
             "classes with enough of them. Intervals (95 %, Wilson) take samples as independent."
         )
-        rows = [
-            [_name(of, rates.label), number(a), interval((low, high)), number(b), interval((least, most))]
-            for rates in curve.by_class
-            for (a, low, high), (b, least, most) in [(rates.sensitivity, rates.specificity)]
-        ]
+        rows = []
+        for rates in curve.by_class:
+            cells = [(number(rate), interval(ends)) for rate, *ends in (rates.sensitivity, rates.specificity)]
+            rows.append([_name(of, rates.label), *cells[0], *cells[1]])
         headings = ("class", "sensitivity", "95 % interval", "specificity", "95 % interval")
         tables.append(("Decisions by class", Table(headings, rows)))
     else:
@@ -49,7 +52,8 @@ def by_class(of: Dossier) -> Section:
         return Section(title, text, tables=tables)
     width = max(len(known[name]) for name in people)
     classes = [_name(of, i) for i in range(width)]
-    rows = [[of.view.shown[name], *map(_few, known[name])] for name in people]
+    few = f"fewer than {FEW}"
+    rows = [[of.view.shown[n], *(str(count) if is_count(count) else few for count in known[n])] for n in people]
     text.append(f"Of a class with one to nine test samples, a hospital says that it has fewer than {FEW}.")
     return Section(title, text, tables=[*tables, ("Test samples", Table(("hospital", *classes), rows))])
 
@@ -57,14 +61,6 @@ def by_class(of: Dossier) -> Section:
 def _name(of: Dossier, label: int) -> str:
     names = of.columns.classes if of.columns is not None else ()
     return cut(names[label]) if label < len(names) else f"class {label}"
-
-
-def _few(count: Any) -> str:
-    return str(count) if is_count(count) else f"fewer than {FEW}"
-
-
-# The last rounds begin after this part of all.
-LATE = 0.75
 
 
 def not_chosen(of: Dossier) -> Section:
@@ -102,29 +98,21 @@ def clusters(of: Dossier) -> Section | None:
     late = [round(LATE * of.run.summary["rounds"]), 0]
     shares = {name: [_share_there(view, name, since) for since in late] for name in view.by_cluster}
     rows = [
-        [
-            view.shown[name],
-            cluster_label(view.clusters[name]),
-            *("-" if s is None else f"{s:.0%}" for s in shares[name]),
-        ]
-        for name in view.by_cluster
+        [view.shown[name], cluster_label(view.clusters[name]), *("-" if s is None else f"{s:.0%}" for s in parts)]
+        for name, parts in shares.items()
     ]
     unsure = [view.shown[name] for name, (share, _) in shares.items() if share is not None and share < 1]
-    who = f"All hospitals but {named(unsure, 20)}" if unsure else "All hospitals"
+    who = f"All hospitals but {named(unsure, NAMED)}" if unsure else "All hospitals"
     last = of.run.summary["rounds"] - late[0]
     text = f"{who} were in their cluster in each of the last {last} rounds in which they had one."
-    table = ("Who is where", Table(("hospital", "cluster", "there in the last rounds", "in all rounds"), rows))
-    return replace(part, title="Clusters", text=[*part.text, text], tables=[table])
+    table = Table(("hospital", "cluster", "there in the last rounds", "in all rounds"), rows)
+    return replace(part, title="Clusters", text=[*part.text, text], tables=[("Who is where", table)])
 
 
 def _share_there(view: View, name: str, since: int) -> float | None:
     """In which share of the rounds from one on a hospital was in its last cluster; None if it was in none then."""
     there = [k == view.clusters[name] for r, k in view.histories.get(name, {}).items() if r >= since]
     return sum(there) / len(there) if there else None
-
-
-# Names that are listed.
-NAMED = 20
 
 
 def withdrawn(of: Dossier) -> Section:
@@ -149,7 +137,7 @@ def withdrawn(of: Dossier) -> Section:
         ("hospitals that have to train again", len(report["again"])),
         ("run again without them", "yes" if "rerun" in report else "a job was written" if "job" in report else "no"),
     ]
-    return Section("Withdrawals", text, tables=[("What was touched", _table(rows))])
+    return Section("Withdrawals", text, tables=[("What was touched", pairs(rows))])
 
 
 def other_formats(of: Dossier) -> Section:
@@ -162,12 +150,14 @@ def other_formats(of: Dossier) -> Section:
         rows += [(f"output {output['name']}", _tensor(output)), (f"values of {output['name']}", output["values"])]
     rows += [("classes", ", ".join(of.formats["classes"]))] if of.formats["classes"] else []
     text = f"{of.slot}.json beside this file has the same for programs."
-    return Section("Other formats", [text], tables=[("Inputs and outputs", _table(rows))])
+    return Section("Other formats", [text], tables=[("Inputs and outputs", pairs(rows))])
 
 
 def _tensor(described: dict[str, Any]) -> str:
     return f"{described['name']}, {described['dtype']}, ({', '.join(map(str, described['shape']))})"
 
 
-def _table(rows: list[tuple[str, Any]]) -> Table:
-    return Table(("what", "value"), [(name, cut(value, 300)) for name, value in rows])
+def pairs(rows: Iterable[tuple[Any, Any]]) -> Table:
+    """A table of what is known."""
+    known = [(cut(name), cut(value, 300)) for name, value in rows if value not in (None, "", {})]
+    return Table(("what", "value"), known)
