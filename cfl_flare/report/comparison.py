@@ -119,20 +119,13 @@ def methods(compared: Runs) -> Section:
             ]
         )
     columns = (
-        "method",
-        "rounds",
-        measure_name(metric),
-        "95 % interval",
-        "worst tenth",
-        "to the first",
-        "clusters",
-        "ARI",
+        *("method", "rounds", measure_name(metric), "95 % interval", "worst tenth", "to the first"),
+        *("clusters", "ARI", "bytes", "seconds", "folder"),
     )
-    where = "on the participants' own test splits"
-    if all(run.script for run in compared.runs):
-        where = "as training scripts report"
+    scripts = all(run.script for run in compared.runs)
+    where = "as training scripts report" if scripts else "on the participants' own test splits"
     text = f"Of the served models after the last round, {where}."
-    return Section("Methods", [text], tables=[("Runs", Table((*columns, "bytes", "seconds", "folder"), rows))])
+    return Section("Methods", [text], tables=[("Runs", Table(columns, rows))])
 
 
 def _tenth(run: Run) -> str:

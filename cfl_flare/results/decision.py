@@ -15,19 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.results.comparison import (
-    TIMES,
-    Comparison,
-    Measured,
-    difference,
-    gains,
-    left_out_times,
-    majority,
-    mean_of,
-    shared_by_all,
-    usual_margin,
-    without,
-)
+from cfl_flare.results import comparison
+from cfl_flare.results.comparison import Comparison, Measured, majority, mean_of
 from cfl_flare.results.study import Basis, Entrant, Hospital, Verdict, figure, is_accuracy, listed, signed
 
 
@@ -49,7 +38,7 @@ class Contest:
     mode: str
     seed: int
     alone: str
-    times: int = TIMES
+    times: int = comparison.TIMES
 
     @property
     def hospitals(self) -> list[str]:
@@ -59,10 +48,10 @@ class Contest:
     def without(self, hospital: str) -> Contest:
         """The same with one hospital left out, and hospitals drawn less often."""
         tested, validated = (
-            {way: without(measured, hospital) for way, measured in split.items()}
+            {way: comparison.without(measured, hospital) for way, measured in split.items()}
             for split in (self.tested, self.validated)
         )
-        return replace(self, tested=tested, validated=validated, times=left_out_times(len(self.hospitals)))
+        return replace(self, tested=tested, validated=validated, times=comparison.left_out_times(len(self.hospitals)))
 
     def preferred(self, entrants: Sequence[Entrant]) -> Entrant | None:
         """The simplest of those that are not clearly worse than the best one on validation samples; None without any.
@@ -72,7 +61,7 @@ class Contest:
         that each hospital tunes, and last one for each hospital that nobody else trains. One model with private layers
         is still one: with them or without, the better one is taken.
         """
-        known = shared_by_all({entrant.name: self.validated[entrant.name] for entrant in entrants})
+        known = comparison.shared_by_all({entrant.name: self.validated[entrant.name] for entrant in entrants})
         means = {name: self.score(measured) for name, measured in known.items()}
         ranked = sorted(entrants, key=lambda entrant: (-means[entrant.name], entrant.private))
         alike = ranked[:1]
@@ -91,7 +80,7 @@ class Contest:
         return next((entrant for entrant in self.entrants if entrant.control), None)
 
     def compare(self, split: Mapping[str, Measured], entrant: Entrant, reference: Entrant) -> Comparison:
-        return difference(split[entrant.name], split[reference.name], self.mode, self.seed, self.times)
+        return comparison.difference(split[entrant.name], split[reference.name], self.mode, self.seed, self.times)
 
     def score(self, measured: Measured) -> float:
         return mean_of(measured, self.mode) * (1 if self.mode == "max" else -1)
@@ -104,7 +93,7 @@ class Contest:
         assert other is not None
         apart = None if clustered is None else self.compare(self.tested, clustered, other)
         alike = clustered and self.random and self.compare(self.tested, clustered, self.random).low <= 0
-        known = shared_by_all({e.name: self.validated[e.name] for e in unclustered})
+        known = comparison.shared_by_all({e.name: self.validated[e.name] for e in unclustered})
         means = {name: self.score(measured) for name, measured in known.items()}
         lead = means.pop(self.alone, 0.0) - max(means.values(), default=0.0)
         cluster, gain = (False, 0.0) if apart is None else (apart.low > 0 and not alike, apart.gain)
@@ -190,9 +179,9 @@ def decide(
     pairs += [(other.name, name) for name in (one_model, alone) if name != other.name]
     chosen = clustered if choice.cluster and clustered is not None and not unsure else other
     means = {name: mean_of(measured, mode) for name, measured in tested.items()}
-    margin = margin or usual_margin(metric, means[one_model])
+    margin = margin or comparison.usual_margin(metric, means[one_model])
     to_one, to_alone = (
-        {} if chosen.name == name else gains(tested[chosen.name], tested[name], mode, margin)
+        {} if chosen.name == name else comparison.gains(tested[chosen.name], tested[name], mode, margin)
         for name in (one_model, alone)
     )
     naming = majority(tested[one_model])
@@ -205,7 +194,7 @@ def decide(
         best_other=other,
         rounds=rounds,
         tested=means,
-        compared={(name, its): difference(tested[name], tested[its], mode, seed) for name, its in pairs},
+        compared={(name, its): comparison.difference(tested[name], tested[its], mode, seed) for name, its in pairs},
         hospitals=tuple(
             Hospital(name, at.tested, at.value, to_one.get(name), to_alone.get(name))
             for name, at in tested[chosen.name].items()
@@ -257,7 +246,7 @@ def _no_better_than_naming(best: Sequence[Measured], metric: str, seed: int) -> 
     if not is_accuracy(metric):
         return ""
     namings = [(measured, majority(measured)) for measured in best]
-    leads = [difference(measured, naming, seed=seed) for measured, naming in namings if naming is not None]
+    leads = [comparison.difference(measured, naming, seed=seed) for measured, naming in namings if naming is not None]
     if not leads or any(lead.low > 0 for lead in leads):
         return ""
     top = max(leads, key=lambda lead: lead.gain)

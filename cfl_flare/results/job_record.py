@@ -22,18 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from cfl_flare.clustering.floor import exposed
+from cfl_flare.core import files
 from cfl_flare.core.errors import DifferenceError, FileError
-from cfl_flare.core.files import (
-    MOST_LINES,
-    append,
-    atomic_write,
-    below,
-    locked,
-    make_folder,
-    parse_json,
-    read_json,
-    read_text,
-)
 from cfl_flare.core.text import plain
 from cfl_flare.results import schema
 from cfl_flare.results.remarks import missed_rounds
@@ -80,11 +70,11 @@ class JobRecord:
 
     def lines(self) -> list[dict[str, Any]]:
         """All lines, oldest first; a `FileError` says which is damaged, or that the file cannot be read."""
-        texts = read_text(self.file, MOST_LINES).split("\n") if self.file.exists() else []
+        texts = files.read_text(self.file, files.MOST_LINES).split("\n") if self.file.exists() else []
         lines = []
         for number, text in enumerate(texts[:-1] if texts[-1:] == [""] else texts, start=1):
             where = f"{self.file}: line {number}"
-            line = parse_json(text, where)
+            line = files.parse_json(text, where)
             kind = str(line.get("kind")) if isinstance(line, dict) else ""
             fields = KINDS.get(kind, {"kind": lambda kind: str(kind) in KINDS})
             needed = {"job": schema.text, "time": schema.text, **fields}
@@ -107,7 +97,7 @@ class JobRecord:
             FileError: the record cannot be read or written.
         """
         names = sorted(sites)
-        with locked(self.file):
+        with files.locked(self.file):
             lines = self.lines()
             data = {facts["data"], ""}  # what the operator does not name may be the same
             same = [line for line in lines if line["kind"] != ROUND and (line["data"] in data or data == {""})]
@@ -130,7 +120,7 @@ class JobRecord:
 
     def note(self, kind: str, job: str, **fields: Any) -> None:
         """Appends a line: `ROUND` before the site works in one, `MEAN` if fewer sites were averaged than planned."""
-        with locked(self.file):
+        with files.locked(self.file):
             self._write(kind, job, **fields)
 
     def allow(self, job: str) -> bool:
@@ -138,7 +128,7 @@ class JobRecord:
 
         ``job`` is its id, or the beginning of it. A name is its author's, who may have given it to several.
         """
-        with locked(self.file):
+        with files.locked(self.file):
             refused = [line for line in self.lines() if line.get("refused") and line["job"].startswith(job)]
             for line in refused:
                 self._write(ALLOW, line["job"], **{key: line[key] for key in KINDS[ALLOW]})
@@ -160,7 +150,7 @@ class JobRecord:
 
     def _write(self, kind: str, job: str, **fields: Any) -> None:
         time = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        append(self.file, json.dumps({"kind": kind, "job": job, "time": time, **fields}) + "\n")
+        files.append(self.file, json.dumps({"kind": kind, "job": job, "time": time, **fields}) + "\n")
 
 
 def _too_much(sites: list[str], others: Collection[Mapping[str, Any]], floor: int, sampled: bool) -> str | None:
@@ -215,8 +205,8 @@ class Attempt:
         content = {"name": self._name, "checked_in": self._checked_in, "sites": self.sites, **ended}
         if self._path is not None:
             with suppress(FileError):
-                make_folder(self._path.parent)
-                atomic_write(self._path, json.dumps(content, indent=1))
+                files.make_folder(self._path.parent)
+                files.atomic_write(self._path, json.dumps(content, indent=1))
 
 
 def unfinished(folder: str | Path) -> list[str]:
@@ -224,9 +214,9 @@ def unfinished(folder: str | Path) -> list[str]:
 
     The folder is a run's, or a job's as FLARE's ``download`` leaves it.
     """
-    files = sorted(below(Path(folder)))
-    lines = [line for path in files if path.name in (ATTEMPT, STARTED) for line in _of_run(path)]
-    for path in files:
+    paths = sorted(files.below(Path(folder)))
+    lines = [line for path in paths if path.name in (ATTEMPT, STARTED) for line in _of_run(path)]
+    for path in paths:
         if path.name == META:
             lines += _of_meta(path)
         elif path.name == ERRORS:
@@ -241,10 +231,10 @@ def _of_run(path: Path) -> list[str]:
         return []
     job: dict[str, Any] = {}
     try:
-        started = read_json(folder / STARTED) if (folder / STARTED).is_file() else {}
+        started = files.read_json(folder / STARTED) if (folder / STARTED).is_file() else {}
         rounds = read_lines(folder / ROUNDS)
         if path.name == ATTEMPT:
-            job = schema.checked(read_json(path), str(path), ATTEMPT_FIELDS, ATTEMPT_OPTIONAL)
+            job = schema.checked(files.read_json(path), str(path), ATTEMPT_FIELDS, ATTEMPT_OPTIONAL)
     except FileError as error:
         return [str(error)]
     planned = started.get("rounds") if isinstance(started, dict) else None
@@ -262,7 +252,7 @@ def _of_run(path: Path) -> list[str]:
 def _of_meta(path: Path) -> list[str]:
     """What FLARE's record of the job says of its end, and of the sites to which FLARE could not deploy it."""
     with suppress(FileError):
-        content = read_json(path)
+        content = files.read_json(path)
         if isinstance(content, dict):
             status, detail = content.get("status"), content.get("job_deploy_detail")
             odd = isinstance(status, str) and status.startswith("FINISHED") and status != "FINISHED:COMPLETED"
@@ -275,7 +265,7 @@ def _of_meta(path: Path) -> list[str]:
 def _of_errors(path: Path) -> list[str]:
     """What the server's errors say of its own kit."""
     try:
-        refused = REFUSED.search(read_text(path))
+        refused = REFUSED.search(files.read_text(path))
     except FileError:
         return []
     way_out = "let its operator run: cfl-flare site prepare SERVER-KIT"

@@ -20,20 +20,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from cfl_flare.core import files
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import BudgetError, FileError, LedgerError
-from cfl_flare.core.files import (
-    MOST_LINES,
-    append,
-    atomic_write,
-    below,
-    explained,
-    locked,
-    make_folder,
-    open_regular,
-    parse_json,
-    read_json,
-)
 from cfl_flare.core.text import plain
 from cfl_flare.results import schema
 from cfl_flare.results.balance import Balance, LedgerJob
@@ -110,8 +99,8 @@ class Ledger:
         data = {path.stem: str(read_counter(path)["data"]) for path in sorted(counters.glob("*.json"))}
         for path in sorted((root / FOLDER).glob("*.jsonl")):
             if path.stem not in data:
-                with open_regular(path, MOST_LINES) as file:
-                    line = parse_json(file.readline(), str(path))
+                with files.open_regular(path, files.MOST_LINES) as file:
+                    line = files.parse_json(file.readline(), str(path))
                 data[path.stem] = str(schema.checked(line, str(path), KINDS[OPEN])["data"])
         return [cls(root, place, site, counters, budget, delta) for place in data.values()]
 
@@ -233,7 +222,7 @@ class Ledger:
     def _held(self) -> Iterator[None]:
         """Keeps others from the ledger meanwhile; an error of a file inside is a LedgerError."""
         try:
-            with locked(self.file, PATIENCE):
+            with files.locked(self.file, PATIENCE):
                 yield
         except FileError as error:
             raise LedgerError(str(error)) from error
@@ -242,7 +231,7 @@ class Ledger:
         """Adds what was written since this process looked last; unless ``trusted``, holds it against the counter."""
         content = b""
         if self.file.exists() or self._size:
-            with open_regular(self.file, MOST_LINES) as file:
+            with files.open_regular(self.file, files.MOST_LINES) as file:
                 file.seek(self._size - len(self._end))
                 content = file.read()
         require(content.startswith(self._end), f"{self.file}: it has changed under this job; {DAMAGED}", LedgerError)
@@ -267,7 +256,7 @@ class Ledger:
         number, balance = self._balance.number + 1, self._balance
         where = f"{self.file}: line {number}"
         try:
-            line = parse_json(text, where)
+            line = files.parse_json(text, where)
             fields = KINDS.get(str(line.get("kind")) if isinstance(line, dict) else "", {"kind": lambda kind: False})
             line = schema.checked(line, where, {"number": schema.count, **EVERY, **fields})
         except FileError as error:
@@ -282,7 +271,7 @@ class Ledger:
         of_line = {"number": self._balance.number + 1, "kind": kind, "time": time, "site": self.site}
         text = _sealed({**of_line, **fields, "before": self._balance.digest})
         self._checked(text)  # a line that would be refused later is none
-        append(self.file, text, durable=True)
+        files.append(self.file, text, durable=True)
         self._add(text)
         self._count()
 
@@ -290,9 +279,9 @@ class Ledger:
         return int(read_counter(self._counter)["number"]) if self._counter.exists() else 0
 
     def _count(self) -> None:
-        make_folder(self._counter.parent)
+        files.make_folder(self._counter.parent)
         content = {"number": self._balance.own[1], "data": self.data}
-        atomic_write(self._counter, json.dumps(content) + "\n", durable=True)
+        files.atomic_write(self._counter, json.dumps(content) + "\n", durable=True)
 
 
 @dataclass(frozen=True)
@@ -314,7 +303,7 @@ class JobBooks:
 
 def read_counter(path: Path) -> dict[str, Any]:
     """The number of a site's last line in a ledger, and the data; a FileError says that the file is damaged."""
-    return schema.checked(read_json(path), str(path), COUNTER)
+    return schema.checked(files.read_json(path), str(path), COUNTER)
 
 
 def newest_change(data: str) -> int | None:
@@ -323,9 +312,10 @@ def newest_change(data: str) -> int | None:
         return None
     path = Path(data)
     try:
-        return max((file.stat().st_mtime_ns // 1000 for file in (below(path) if path.is_dir() else [path])), default=0)
+        changes = [file.stat().st_mtime_ns // 1000 for file in (files.below(path) if path.is_dir() else [path])]
     except OSError as error:
-        raise FileError(f"cannot read {explained(error)}") from error
+        raise FileError(f"cannot read {files.explained(error)}") from error
+    return max(changes, default=0)
 
 
 def _sealed(content: Mapping[str, Any]) -> bytes:

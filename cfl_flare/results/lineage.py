@@ -18,17 +18,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from cfl_flare.core import files
 from cfl_flare.core.errors import FileError
-from cfl_flare.core.files import (
-    MOST_LINES,
-    append,
-    atomic_write,
-    below,
-    file_sha256,
-    make_folder,
-    open_regular,
-    parse_json,
-)
 from cfl_flare.results import schema
 from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS
 
@@ -111,7 +102,7 @@ def complete_lines(path: Path, offsets: dict[str, int] | None = None) -> list[st
     offsets = {} if offsets is None else offsets
     if not path.is_file():
         return []
-    with open_regular(path, MOST_LINES) as file:
+    with files.open_regular(path, files.MOST_LINES) as file:
         file.seek(offsets.get(path.name, 0))
         content = file.read()
     end = content.rfind(b"\n") + 1
@@ -125,7 +116,7 @@ def _sha256(text: str) -> str:
 
 def covered(folder: Path) -> list[str]:
     """The files of a run that its chain covers once it is closed."""
-    names = (str(path.relative_to(folder)) for path in below(folder))
+    names = (str(path.relative_to(folder)) for path in files.below(folder))
     return [name for name in names if not is_later(name) and name not in (LINEAGE, SIGNATURE, CERTIFICATE)]
 
 
@@ -167,7 +158,7 @@ class Entries:
 
     def _read(self, where: str, line: str) -> None:
         try:
-            entry = schema.checked(parse_json(line, where), where, NEEDED, FIELDS)
+            entry = schema.checked(files.parse_json(line, where), where, NEEDED, FIELDS)
         except FileError:
             self.problems.append(f"{where} is changed: it is no entry")
             self.last, self._expected = None, self._expected + 1
@@ -209,9 +200,9 @@ class Chain:
         self._folder, self._paths = folder, [folder / LINEAGE, *([] if kept is None else [kept])]
         earlier = next((lines for path in self._paths if rounds and (lines := complete_lines(path))), [])
         text = "".join(line + "\n" for line in earlier)  # without a last line that was cut off
-        atomic_write(folder / LINEAGE, text)
-        self._copy(lambda path: make_folder(path.parent, private=True))
-        self._copy(lambda path: atomic_write(path, text))
+        files.atomic_write(folder / LINEAGE, text)
+        self._copy(lambda path: files.make_folder(path.parent, private=True))
+        self._copy(lambda path: files.atomic_write(path, text))
         for name in (SIGNATURE, CERTIFICATE):
             (folder / name).unlink(missing_ok=True)
         before = Entries(earlier)
@@ -240,8 +231,8 @@ class Chain:
 
     def close(self, rounds: int, data: Mapping[str, str], signer: str | None = None) -> None:
         """The run is over; ``signer`` is the name of the certificate that signs the head, None where nothing does."""
-        files = {name: file_sha256(self._folder / name) for name in covered(self._folder)}
-        self._write(CLOSE, rounds, data, files=files, signer=signer)
+        digests = {name: files.file_sha256(self._folder / name) for name in covered(self._folder)}
+        self._write(CLOSE, rounds, data, files=digests, signer=signer)
 
     def _copy(self, write: Callable[[Path], None]) -> None:
         """Writes to the copy; a run goes on without one, as it does without checkpoints."""
@@ -265,8 +256,8 @@ class Chain:
         }
         entry["digest"] = digest_of(entry)
         line = canonical(entry) + "\n"
-        append(self._folder / LINEAGE, line)
-        self._copy(lambda path: append(path, line))
+        files.append(self._folder / LINEAGE, line)
+        self._copy(lambda path: files.append(path, line))
         self._count, self.head, self._data = self._count + 1, entry["digest"], dict(data)
 
 

@@ -12,18 +12,8 @@ from pathlib import Path
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import below, file_sha256, read_json
 from cfl_flare.core.text import plain, shown
-from cfl_flare.results import schema
-from cfl_flare.results.lineage import (
-    LINEAGE,
-    NONE,
-    Entries,
-    complete_lines,
-    covered,
-    data_digests,
-    digest_of,
-    is_later,
-    records_of,
-)
+from cfl_flare.results import lineage, schema
+from cfl_flare.results.lineage import LINEAGE, NONE, Entries
 from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, SUMMARY
 
 NAMED = schema.object_with(name=schema.text)
@@ -61,7 +51,7 @@ def check_lineage(folder: Path) -> Lineage:
     path = folder / LINEAGE
     if not path.is_file():
         raise FileError(f"{folder} has no {LINEAGE}: version 0.3 and later write one; name the folder of such a run")
-    chain = Entries(complete_lines(path))
+    chain = Entries(lineage.complete_lines(path))
     problems = [*chain.problems]
     if not path.read_bytes().endswith(b"\n"):
         problems.append(f"{LINEAGE}: the last line is cut off")
@@ -69,7 +59,8 @@ def check_lineage(folder: Path) -> Lineage:
         problems.append(f"{LINEAGE}: the chain is not closed: the run has not ended, or entries were left out")
     problems += [*_changed_records(folder, chain.records), *_changed_files(folder, chain.files or {})]
     problems += _changed_summary(folder, chain)
-    later = [name for name in map(str, (p.relative_to(folder) for p in below(folder))) if is_later(name)]
+    names = (str(file.relative_to(folder)) for file in below(folder))
+    later = [name for name in names if lineage.is_later(name)]
     time = chain.entries[-1]["time"] if chain.entries else ""
     problems = [plain(problem) for problem in dict.fromkeys(problems)]
     return Lineage(problems, len(chain.files or {}), len(chain.records), later, str(chain.last), chain.signer, time)
@@ -77,7 +68,7 @@ def check_lineage(folder: Path) -> Lineage:
 
 def _changed_records(folder: Path, expected: Mapping[str, list[str]]) -> list[str]:
     """Records that are not in the order of their rounds, or not those that the chain has."""
-    records, problems = records_of(folder), []
+    records, problems = lineage.records_of(folder), []
     there = [(number, digests[0]) for number, digests in records if digests[0] != NONE]
     who, times = {number: digests[1] for number, digests in records}, Counter(number for number, _ in there)
     for number, (record, assignments) in expected.items():
@@ -94,12 +85,11 @@ def _changed_records(folder: Path, expected: Mapping[str, list[str]]) -> list[st
 
 
 def _changed_files(folder: Path, expected: Mapping[str, str]) -> list[str]:
-    there = set(covered(folder))
+    there = set(lineage.covered(folder))
     problems = [f"{name} was left out" for name in expected.keys() - there]
     problems += [f"{name} was added" for name in there - expected.keys()] if expected else []
-    for name in sorted(there & expected.keys()):
-        if file_sha256(folder / name) != expected[name]:
-            problems.append(f"{name} is changed")
+    common = there & expected.keys()
+    problems += [f"{name} is changed" for name in common if file_sha256(folder / name) != expected[name]]
     return sorted(problems)
 
 
@@ -112,10 +102,11 @@ def _changed_summary(folder: Path, chain: Entries) -> list[str]:
     problems = [
         f"{SUMMARY}: {name} is not what the run began with"
         for name, digest in chain.settings.items()
-        if digest_of(summary.get(name)) != digest
+        if lineage.digest_of(summary.get(name)) != digest
     ]
-    people = data_digests(summary["participants"])
-    for name in {**chain.data, **people}:
-        if people.get(name) != chain.data.get(name):
-            problems.append(f"{SUMMARY}: the data of {shown(name)} is not what it said at check-in")
-    return problems
+    people = lineage.data_digests(summary["participants"])
+    return problems + [
+        f"{SUMMARY}: the data of {shown(name)} is not what it said at check-in"
+        for name in {**chain.data, **people}
+        if people.get(name) != chain.data.get(name)
+    ]

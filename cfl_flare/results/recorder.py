@@ -27,27 +27,12 @@ from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import append, atomic_write, held, make_folder, writing
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.methods import Method, Participant, ServerState, describe_method
+from cfl_flare.results import run_dir
 from cfl_flare.results.bootstrap import BOOTSTRAP, Draws
 from cfl_flare.results.curves import CURVES
 from cfl_flare.results.metrics import Metric, RoundMetrics
 from cfl_flare.results.model_file import CLASSES
 from cfl_flare.results.remarks import IMPROVING, improving, missed_rounds
-from cfl_flare.results.run_dir import (
-    ASSIGNMENTS,
-    BEST,
-    CROSS_SITE,
-    CROSS_SITE_KEYS,
-    FEATURES,
-    MODELS,
-    NEWCOMERS,
-    ROUNDS,
-    SERVED,
-    STARTED,
-    STATE,
-    SUMMARY,
-    cut_lines,
-    read_lines,
-)
 from cfl_flare.results.served import save_served
 from cfl_flare.results.store import Store, state_metadata
 from cfl_flare.training.bootstrap import Replicates
@@ -82,25 +67,26 @@ class Recorder:
         self._task = (self._run.get("training") or {}).get("task", CLASSES)
         self._draws: Draws | None = None
         self._alive: BinaryIO | None = None
-        make_folder(folder / MODELS)
-        old = [folder / name for name in (STARTED, SUMMARY, NEWCOMERS, CROSS_SITE, BOOTSTRAP, CURVES)]
-        old += [path for part in (MODELS, SERVED) for path in (folder / part).glob("*.safetensors")]
-        old += (folder / STATE).glob("round-*")
+        make_folder(folder / run_dir.MODELS)
+        names = (run_dir.STARTED, run_dir.SUMMARY, run_dir.NEWCOMERS, run_dir.CROSS_SITE, BOOTSTRAP, CURVES)
+        old = [folder / name for name in names]
+        old += [path for part in (run_dir.MODELS, run_dir.SERVED) for path in (folder / part).glob("*.safetensors")]
+        old += (folder / run_dir.STATE).glob("round-*")
         if not recorded:  # later rounds overwrite theirs
-            old += (folder / FEATURES).glob("*.safetensors")
-            shutil.rmtree(folder / BEST, ignore_errors=True)
+            old += (folder / run_dir.FEATURES).glob("*.safetensors")
+            shutil.rmtree(folder / run_dir.BEST, ignore_errors=True)
         for path in old:
             path.unlink(missing_ok=True)
-        records = cut_lines(folder / ROUNDS, recorded)
-        cut_lines(folder / ASSIGNMENTS, recorded)
+        records = run_dir.cut_lines(folder / run_dir.ROUNDS, recorded)
+        run_dir.cut_lines(folder / run_dir.ASSIGNMENTS, recorded)
         require(len(records) == recorded, f"{folder} holds {len(records)} of the {recorded} rounds to resume from")
         self._totals = {key: sum(line[key] for line in records) for key in ("bytes_down", "bytes_up", "seconds")}
 
     def begin(self, label: str, rounds: int, metrics: Sequence[Metric]) -> None:
         """Writes what the run plans, for those who watch it: its name, its rounds, the metrics that it names."""
         plan = {"label": label, "rounds": rounds, "metrics": [asdict(metric) for metric in metrics]}
-        atomic_write(self.folder / STARTED, json.dumps(plan))
-        self._alive = held(self.folder / STARTED)
+        atomic_write(self.folder / run_dir.STARTED, json.dumps(plan))
+        self._alive = held(self.folder / run_dir.STARTED)
 
     def round(self, measured: RoundMetrics, state: ServerState, participants: Mapping[str, Participant]) -> None:
         number, trained = measured.record["round"], set(measured.record["trained"])
@@ -108,7 +94,7 @@ class Recorder:
             {"round": number, "participant": n, **recorded(state.assignment.get(n)), "trained": n in trained}
             for n in participants
         ]
-        for name, new in ((ROUNDS, [measured.record]), (ASSIGNMENTS, lines)):
+        for name, new in ((run_dir.ROUNDS, [measured.record]), (run_dir.ASSIGNMENTS, lines)):
             append(self.folder / name, "".join(json.dumps(line) + "\n" for line in new))
         for key in self._totals:
             self._totals[key] += measured.record[key]
@@ -117,30 +103,30 @@ class Recorder:
 
     def features(self, number: int, products: np.ndarray, clusters: Mapping[str, int]) -> None:
         """Writes the inner products of a round's features: the participants' in this order, then the centres'."""
-        make_folder(self.folder / FEATURES)
+        make_folder(self.folder / run_dir.FEATURES)
         meta = {"round": number, "participants": list(clusters), "clusters": list(clusters.values())}
-        save_arrays(self.folder / FEATURES / f"round-{number:04d}.safetensors", {"gram": products}, meta)
+        save_arrays(self.folder / run_dir.FEATURES / f"round-{number:04d}.safetensors", {"gram": products}, meta)
 
     def best(self, models: Mapping[str, Served], rounds: int) -> None:
         """Replaces the models of the best round so far by those after this number of rounds."""
-        new = self.folder / (BEST + ".tmp")
+        new = self.folder / (run_dir.BEST + ".tmp")
         shutil.rmtree(new, ignore_errors=True)
         try:
             for slot, served in models.items():
-                save_served(new / MODELS, slot, served, self._model, rounds, self._task)
+                save_served(new / run_dir.MODELS, slot, served, self._model, rounds, self._task)
         except FileError:
             shutil.rmtree(new, ignore_errors=True)
             raise
-        shutil.rmtree(self.folder / BEST, ignore_errors=True)
+        shutil.rmtree(self.folder / run_dir.BEST, ignore_errors=True)
         if models:
-            with writing(self.folder / BEST):
-                new.rename(self.folder / BEST)
+            with writing(self.folder / run_dir.BEST):
+                new.rename(self.folder / run_dir.BEST)
 
     def served(
         self, name: str, served: Served, rounds: int, preparation: Preparation | None, beside: Mapping[str, Served]
     ) -> None:
         """Writes what a simulation's participant predicts with, except for what the run's models have already."""
-        save_served(self.folder / SERVED, name, served, self._model, rounds, self._task, preparation, beside)
+        save_served(self.folder / run_dir.SERVED, name, served, self._model, rounds, self._task, preparation, beside)
 
     def cross_site(
         self,
@@ -156,10 +142,11 @@ class Recorder:
             for model, metrics in models.items()
         ]
         content = io.StringIO(newline="")
-        writer = csv.DictWriter(content, [*CROSS_SITE_KEYS, *sorted({*chain(*lines)} - {*CROSS_SITE_KEYS})])
+        keys = run_dir.CROSS_SITE_KEYS
+        writer = csv.DictWriter(content, [*keys, *sorted({*chain(*lines)} - {*keys})])
         writer.writeheader()
         writer.writerows(lines)
-        atomic_write(self.folder / CROSS_SITE, content.getvalue())
+        atomic_write(self.folder / run_dir.CROSS_SITE, content.getvalue())
 
     def bootstrap(
         self, drawn: Mapping[str, Replicates], participants: Mapping[str, Participant], share: float | None = None
@@ -197,9 +184,9 @@ class Recorder:
     ) -> None:
         """Writes the models and the server's state, then the summary."""
         for slot, served in models.items():
-            save_served(self.folder / MODELS, slot, served, self._model, state.round, self._task)
-        Store(self.folder / STATE).save(state.round, state.bank, state_metadata(state), state.arrays)
-        last, lines, draws = self.last, read_lines(self.folder / ROUNDS), self._draws
+            save_served(self.folder / run_dir.MODELS, slot, served, self._model, state.round, self._task)
+        Store(self.folder / run_dir.STATE).save(state.round, state.bank, state_metadata(state), state.arrays)
+        last, lines, draws = self.last, run_dir.read_lines(self.folder / run_dir.ROUNDS), self._draws
         points = {p: {} if last is None else last.participants.get(p, {}) for p in participants}
         summary = {
             "method": describe_method(method),
@@ -231,6 +218,6 @@ class Recorder:
         if why is not None:
             summary[IMPROVING] = why
             logger.warning("run: %s", why)
-        atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=1))
+        atomic_write(self.folder / run_dir.SUMMARY, json.dumps(summary, indent=1))
         if self._alive is not None:
             self._alive.close()

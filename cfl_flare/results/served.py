@@ -170,12 +170,17 @@ def columns_of(folder: Path) -> Columns | None:
     return None if content is None else Columns.of(content["columns"], str(folder / PREPARATIONS))
 
 
-def preparation_of(folder: Path, participant: str | None) -> Preparation:
-    """How a participant of a run filled up and scaled its table; the participant is None if the run has only one.
+def preparation_of(path: Path, meta: Mapping[str, Any], participant: str | None) -> Preparation:
+    """How a table is filled up and scaled for the model in a file: as the file says, or as the run's participant did.
+
+    The participant is None if the run has only one.
 
     Raises:
         ConfigError: the run kept none, or none of this name, or the file is damaged.
     """
+    if "preparation" in meta:
+        return Preparation.of(meta["preparation"], f"{path}: preparation")
+    folder = path.parent.parent
     content = _preparations(folder)
     if content is None:
         raise ConfigError(

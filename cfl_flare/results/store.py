@@ -171,9 +171,8 @@ class Store:
             text = read_text(description)
             content = parse_json(text, str(description))
             version, metadata = content["version"], content["facts"]
-            intact = version != 1 or content["sha256"] == file_sha256(
-                path
-            )  # 1 is of cfl_flare 0.2: the other way round
+            # Version 1 is of cfl_flare 0.2: the other way round.
+            intact = version != 1 or content["sha256"] == file_sha256(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PayloadError("damaged_file", f"{path} cannot be read: {error}") from error
         if version not in (1, VERSION):

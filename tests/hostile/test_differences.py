@@ -221,7 +221,7 @@ def test_on_a_full_disk_a_site_takes_no_part(hospitals, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("cfl_flare.results.job_record.append", full)
+    monkeypatch.setattr("cfl_flare.core.files.append", full)
     job = hospitals.submit(hospitals.names)
     assert job.failures() == {"disk"} and not job.updates
 
