@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from cfl_flare.cli.options import Parser
-from cfl_flare.cli.predict import class_names, find_model
-from cfl_flare.cli.specs import check_out, model_spec
+from cfl_flare.cli.predict import class_names, find_model, untrained
+from cfl_flare.cli.specs import check_out
 from cfl_flare.core.arrays import load_arrays
-from cfl_flare.core.config import build, require
+from cfl_flare.core.config import require
 from cfl_flare.core.files import make_folder
 from cfl_flare.core.text import plain
-from cfl_flare.data.preparation import Preparation
 from cfl_flare.results.gate import check_file
 from cfl_flare.results.model_file import model_of, read_model, task_of
 from cfl_flare.results.run_dir import SERVED
@@ -43,19 +42,17 @@ def convert(arguments: argparse.Namespace) -> None:
     """``cfl-flare convert`` writes a model, with a JSON file that describes its input and its outputs."""
     out, participant = Path(arguments.out), arguments.participant
     check_out(out)
-    untrained = None
-    if arguments.model is not None:
-        untrained = build(model_spec(arguments.model, (), 0), torch.nn.Module, "model")
+    module = untrained(arguments.model)
     path = find_model(Path(arguments.run), arguments.slot, participant)
     check_file(path)
-    portable = portable_of(path, participant, untrained)
+    portable = portable_of(path, participant, module)
     make_folder(out, private=portable.preparation is not None or path.parent.name == SERVED)
     formats = [name.strip() for name in arguments.formats.split(",")]
     for file in write_formats(out, path.stem, portable, formats):
         print(plain(str(file)))
 
 
-def portable_of(path: Path, participant: str | None = None, untrained: torch.nn.Module | None = None) -> Portable:
+def portable_of(path: Path, participant: str | None = None, module: torch.nn.Module | None = None) -> Portable:
     """A model from its file, with what a reader has to know.
 
     Arguments are as for `cfl_flare.results.model_file.read_model`; the participant is whose filling up and scaling of a
@@ -65,12 +62,10 @@ def portable_of(path: Path, participant: str | None = None, untrained: torch.nn.
         ConfigError: nobody knows how samples are prepared, or the module does not say the shape of a sample.
         PayloadError: the file is damaged.
     """
-    model, meta = read_model(path, untrained), load_arrays(path)[1]
+    model, meta = read_model(path, module), load_arrays(path)[1]
     task, of_one, preparation = task_of(meta, path), model.parts[0] if isinstance(model, Ensemble) else model, None
-    if "preparation" in meta:
-        preparation = Preparation.of(meta["preparation"], f"{path}: preparation")
-    elif (path.parents[1] / PREPARATIONS).is_file():
-        preparation = preparation_of(path.parents[1], participant)
+    if "preparation" in meta or (path.parents[1] / PREPARATIONS).is_file():
+        preparation = preparation_of(path, meta, participant)
     shape: Any = getattr(of_one, "input_shape", None) if preparation is None else (len(preparation.fill),)
     require(
         isinstance(shape, (tuple, list)) and all(type(side) is int and side > 0 for side in shape),

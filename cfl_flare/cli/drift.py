@@ -21,8 +21,7 @@ from cfl_flare.core.config import from_dict, require
 from cfl_flare.core.errors import DataError, UnfitError
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.text import shown
-from cfl_flare.data import DataConfig, DataSource, ParticipantData, Samples, SiteData
-from cfl_flare.data.preparation import Preparation
+from cfl_flare.data import DataConfig, ParticipantData, Samples, SiteData
 from cfl_flare.data.samples import check_values, normalised, read
 from cfl_flare.data.table import Table
 from cfl_flare.results import schema
@@ -93,7 +92,8 @@ def drift(arguments: argparse.Namespace) -> None:
     reason = f"task {task.name!r} compares samples with each other, so that none has a loss of its own"
     require(not task.relative, f"drift: {reason}; compare its measures by hand")
     new = new_samples(arguments.data, data)
-    old = data.test if data.test.period is None else data.test.take(_latest(data.test.period))
+    old, period = data.test, data.test.period
+    old = old if period is None else old.take(np.flatnonzero(period == period.max()))
     before, after = (losses(module, task, samples, data.name) for samples in (old, new))
     for what, of in (("the run's test samples", before), (f"--data = {arguments.data!r}", after)):
         few = f"drift: {what} are of {len(of)} patients, fewer than {FEWEST}; wait for more"
@@ -108,10 +108,6 @@ def drift(arguments: argparse.Namespace) -> None:
         way_out = "let it join the clusters anew by 'cfl-flare onboard', or train again"
         raise UnfitError(f"{who} has left its cluster: its model loses more on the new samples; {way_out}")
     print(f"no sign that {who} has left its cluster")
-
-
-def _latest(period: np.ndarray) -> np.ndarray:
-    return np.flatnonzero(period == period.max())
 
 
 def reference(path: Path, meta: Mapping[str, Any], named: str | None) -> ParticipantData:
@@ -145,21 +141,15 @@ def site_data(path: Path, meta: Mapping[str, Any], named: str | None) -> tuple[P
 
 def new_samples(named: str, data: ParticipantData) -> Samples:
     """All samples of a source, as the participant's models see them."""
-    source = own_source(named)
-    if data.preparation is not None:
-        source = _as_prepared(source, data.preparation)
+    source, preparation = own_source(named), data.preparation
+    if preparation is not None:
+        source = source.inner if isinstance(source, SiteData) else source
+        if isinstance(source, Table) and source.columns is None:
+            source = replace(source, columns=preparation.columns.to_dict())
     train, test = read(source, f"drift: --data {named}")
     samples = train.joined(test) if len(test) else train
-    if data.preparation is None:
-        return replace(samples, x=normalised(samples.x))
-    return replace(samples, x=check_values(data.preparation.apply(samples.x), named))
-
-
-def _as_prepared(source: DataSource, preparation: Preparation) -> DataSource:
-    inner = source.inner if isinstance(source, SiteData) else source
-    if not isinstance(inner, Table) or inner.columns is not None:
-        return inner
-    return replace(inner, columns=preparation.columns.to_dict())
+    x = normalised(samples.x) if preparation is None else check_values(preparation.apply(samples.x), named)
+    return replace(samples, x=x)
 
 
 def losses(module: torch.nn.Module, task: LearningTask, samples: Samples, name: str) -> np.ndarray:

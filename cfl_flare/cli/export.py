@@ -145,10 +145,7 @@ def add_templates_options(command: Parser) -> None:
 
 
 def templates(arguments: argparse.Namespace) -> None:
-    write_templates(arguments.out.absolute())
-
-
-def write_templates(folder: Path) -> None:
+    folder = arguments.out.absolute()
     for name, (method, summary) in TEMPLATES.items():
         write_template(folder / name, build_named(*split_method(method), here=False), summary)
     print(f"templates written to {folder}; for FLARE to list them: nvflare config -jt {shlex.quote(str(folder))}")

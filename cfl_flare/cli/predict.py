@@ -64,15 +64,9 @@ def predict(arguments: argparse.Namespace) -> None:
     """
     out, data, row_name = new_file("--out", arguments.out), Path(arguments.data), arguments.id
     path = find_model(Path(arguments.run), arguments.slot, arguments.participant)
-    untrained = None
-    if arguments.model is not None:
-        untrained = build(model_spec(arguments.model, (), 0), torch.nn.Module, "model")
-    module, meta, columns = read_model(path, untrained), read_arrays(path)[1], None
+    module, meta, columns = read_model(path, untrained(arguments.model)), read_arrays(path)[1], None
     if "preparation" in meta or is_table(data):
-        if "preparation" in meta:
-            preparation = Preparation.of(meta["preparation"], f"{path}: preparation")
-        else:  # as a participant of the run filled up and scaled its own
-            preparation = preparation_of(path.parent.parent, arguments.participant)
+        preparation = preparation_of(path, meta, arguments.participant)
         columns = preparation.columns
         names, samples = read_rows(data, preparation, row_name)
     else:
@@ -90,6 +84,11 @@ def predict(arguments: argparse.Namespace) -> None:
         writer.writerow(map(cell, [name, *row]))
     atomic_write(out, lines.getvalue().encode(errors="surrogateescape"))
     print(f"{out}: {len(names)} predictions")
+
+
+def untrained(text: str | None) -> torch.nn.Module | None:
+    """The module that ``--model`` names."""
+    return None if text is None else build(model_spec(text, (), 0), torch.nn.Module, "model")
 
 
 def cell(value: Any) -> Any:

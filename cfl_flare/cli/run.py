@@ -138,9 +138,8 @@ def onboard(arguments: argparse.Namespace) -> None:
     run = Finished(arguments.run, partial(check_allowed, arguments.allow))
     out = Path(arguments.out) if arguments.out else run.folder / "newcomers" / name
     joined = not arguments.out and out.is_dir() and any(out.iterdir())
-    require(
-        not joined, f"--name = {name!r}: a newcomer of that name has joined; its model is in {out}; take another name"
-    )
+    taken = f"--name = {name!r}: a newcomer of that name has joined; its model is in {out}; take another name"
+    require(not joined, taken)
     specs.check_out(out)
     source = with_columns(specs.read_source(arguments.data), columns_of(run.folder))
     (data,) = DataConfig(min_samples=1).host(source, name, 0, 1)

@@ -10,6 +10,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def _figures(folder: Path, runs: list[Run]) -> list[Path]:
         files = [path for run in runs for path in draw(run)]
         if len(runs) > 1 and folder not in [run.folder for run in runs]:  # a run's own figures have these names
             files += draw_comparison(runs, folder)
+        return files
     except NoPlotsError as error:  # the table is there
         print(f"no figures: {error}", file=sys.stderr)
         return []
@@ -77,7 +79,6 @@ def _figures(folder: Path, runs: list[Run]) -> list[Path]:
         raise
     except Exception as error:  # whatever a foreign file's numbers and names do to a figure
         raise ConfigError(f"{folder}: no figures can be drawn of these files ({one_line(error)})") from error
-    return files
 
 
 def add_report_options(command: Parser) -> None:
@@ -165,7 +166,7 @@ def watch(arguments: argparse.Namespace) -> None:
 
 def _follow(screen: Screen, every: float, print_frame: Callable[[], None], only_new: bool = False) -> None:
     printed: object = None
-    try:
+    with suppress(KeyboardInterrupt):  # how one leaves it; the last frame stays
         while True:
             state = screen.state()
             if not only_new or state != printed:
@@ -175,8 +176,6 @@ def _follow(screen: Screen, every: float, print_frame: Callable[[], None], only_
                 return
             time.sleep(every)
             screen.refresh()
-    except KeyboardInterrupt:  # how one leaves it; the last frame stays
-        return
 
 
 class Screen:

@@ -105,16 +105,12 @@ def simulate(
 def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
     """Raises a ConfigError for more sites than participants, or for settings that have no use without FLARE."""
     sites = simulation.sites
-    require(
-        sites <= len(plan.data.names),
-        f"run: sites = {sites} is more than {plan.data.who_trains}; each site hosts at least one",
-    )
+    too_many = f"run: sites = {sites} is more than {plan.data.who_trains}; each site hosts at least one"
+    require(sites <= len(plan.data.names), too_many)
     of_flare = [*changed(plan.controller), *changed(plan.executor), *changed(plan.job)]
     unused = [name for name in of_flare if name not in ("min_clients", "name", "initial_ckpt", "private")]
-    require(
-        not (simulation.loop and unused),
-        f"run: nothing is sent with --loop, so {', '.join(unused)} would have no effect; leave one of the two out",
-    )
+    no_effect = f"run: nothing is sent with --loop, so {', '.join(unused)} would have no effect"
+    require(not (simulation.loop and unused), f"{no_effect}; leave one of the two out")
 
 
 def in_process(plans: Mapping[str, RunPlan], out: Path, display: Display) -> None:

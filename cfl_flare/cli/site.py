@@ -33,17 +33,8 @@ from cfl_flare.data.columns import FEWEST_ROWS, Columns, agreed
 from cfl_flare.data.table import Table as PatientTable
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import Site
+from cfl_flare.flare import kit as startup
 from cfl_flare.flare.allowed import CLASSES, Policy
-from cfl_flare.flare.kit import (
-    Change,
-    Preparation,
-    console_change,
-    old_jobs,
-    policy_change,
-    preparation,
-    privacy_change,
-    undone,
-)
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.job_record import JobRecord
 from cfl_flare.results.ledger import COUNTERS, FOLDER
@@ -101,9 +92,8 @@ def _add_job_commands(what: Any) -> None:
 def _add_data_commands(what: Any) -> None:
     check = what.add_parser("check", help="report what would prevent this site from taking part in a job")
     check.add_argument("--data", metavar="D", help=f"{DATA}; default: what a job finds, by $CFL_DATA")
-    check.add_argument(
-        "--model", metavar="NET", help="the job's model, as for 'cfl-flare run'; default: one that suits the data"
-    )
+    text = "the job's model, as for 'cfl-flare run'; default: one that suits the data"
+    check.add_argument("--model", metavar="NET", help=text)
     check.add_argument("--kit", help="check this startup kit as well; default: the current folder, if it is one")
     add_settings(check, DataConfig, SiteSettings, only=("min_samples", "device"))
     text = "attack a model that this site keeps of a run with its own samples: how many training samples are told?"
@@ -136,17 +126,19 @@ def prepare_kits(arguments: argparse.Namespace) -> None:
         _prepare(Path(kit), resources, others, arguments.dry_run)
 
 
-def _changes(kit: Path, arguments: argparse.Namespace) -> tuple[Preparation, list[Change]]:
+def _changes(kit: Path, arguments: argparse.Namespace) -> tuple[startup.Preparation, list[startup.Change]]:
     keeps_logs = arguments.keep_logs and check.is_site(kit)
-    resources = preparation(kit, [*CLASSES, *arguments.allow], keeps_logs)
+    resources = startup.preparation(kit, [*CLASSES, *arguments.allow], keeps_logs)
     local = resources.file.parent
-    policy = policy_change(local, arguments.data_root, **given(arguments, Policy))
+    policy = startup.policy_change(local, arguments.data_root, **given(arguments, Policy))
     limits = Policy.read(policy.file) if policy.after is None else Policy(**json.loads(policy.after))
-    spends = limits.epsilon_budget is not None and check.is_site(kit)
-    return resources, [policy, *([console_change(local)] * keeps_logs), *([privacy_change(local)] * spends)]
+    changes = [policy, startup.console_change(local)] if keeps_logs else [policy]
+    if limits.epsilon_budget is not None and check.is_site(kit):
+        changes.append(startup.privacy_change(local))
+    return resources, changes
 
 
-def _prepare(kit: Path, resources: Preparation, others: list[Change], dry_run: bool) -> None:
+def _prepare(kit: Path, resources: startup.Preparation, others: list[startup.Change], dry_run: bool) -> None:
     changes = (resources, *others)
     for line in (line for change in changes for line in change.diff):
         print(line)
@@ -164,12 +156,12 @@ def _prepare(kit: Path, resources: Preparation, others: list[Change], dry_run: b
 
 def unprepare(arguments: argparse.Namespace) -> None:
     for kit in arguments.kits:
-        print(undone(Path(kit), arguments.dry_run))
+        print(startup.undone(Path(kit), arguments.dry_run))
 
 
 def clean(arguments: argparse.Namespace) -> None:
     for kit in arguments.kits:
-        jobs = old_jobs(Path(kit), arguments.days)
+        jobs = startup.old_jobs(Path(kit), arguments.days)
         for job in jobs:
             print(f"{job.folder}: {job.nbytes / 1e6:.1f} MB, {job.days:.0f} days old")
             if not arguments.dry_run:
@@ -289,9 +281,8 @@ def audit_model(arguments: argparse.Namespace) -> None:
     parts, vote = (module.parts, module.vote) if isinstance(module, Ensemble) else ([module], "logits")
     served = Served(tuple(ResidentModel(part).read() for part in parts), vote)
     counts = attacks(site.learner(path.stem, {}, meta["round"]), {path.stem: served}, shadow_models)[path.stem]
-    table = Table(
-        "attack", "training samples told", "95 % interval", "of", "test samples", box=None, padding=(0, 1, 0, 0)
-    )
+    headings = ("attack", "training samples told", "95 % interval", "of", "test samples")
+    table = Table(*headings, box=None, padding=(0, 1, 0, 0))
     for attack, of in counts.items():
         low, high = of.interval
         cells = (f"{of.rate:.1%}", f"{low:.1%} to {high:.1%}", str(of.members), f"{of.non_members}")

@@ -178,9 +178,8 @@ def build_named(
     name, settings = parse_spec(text)
     if name == Groups.name and isinstance(settings.get("groups"), str):
         file = settings["groups"]
-        require(
-            file != BY_DATA or groups is not None, f"--method {text}: only a simulation knows them; name a JSON file"
-        )
+        known = file != BY_DATA or groups is not None
+        require(known, f"--method {text}: only a simulation knows them; name a JSON file")
         settings["groups"] = groups() if file == BY_DATA and groups else read_json(Path(file))
     file = settings.get("indicator_file")
     if here and isinstance(file, str) and Path(file).exists():
@@ -214,10 +213,8 @@ def check_out(out: Path, option: str = "--out") -> None:
     """Raises a ConfigError if results cannot be written to a folder; it is not made yet."""
     require(is_unused(out), f"{option} = {str(out)!r} is not an empty folder; name a new one")
     existing = nearest_folder(out)
-    require(
-        is_writable(existing),
-        f"{option} = {str(out)!r} cannot be made: {str(existing)!r} cannot be written; name another folder",
-    )
+    reason = f"{option} = {str(out)!r} cannot be made: {str(existing)!r} cannot be written"
+    require(is_writable(existing), f"{reason}; name another folder")
 
 
 def new_file(option: str, text: str, *suffixes: str) -> Path:

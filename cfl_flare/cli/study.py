@@ -17,21 +17,9 @@ from typing import Any
 
 from rich.console import Console
 
-from cfl_flare.cli import options
+from cfl_flare.cli import options, specs
 from cfl_flare.cli.options import CONFIG, SITE_DATA, Parser, add_settings, given, say
 from cfl_flare.cli.simulate import Display
-from cfl_flare.cli.specs import (
-    BY_DATA,
-    build_named,
-    check_out,
-    groups_of,
-    is_unused,
-    model_of_job,
-    read_source,
-    simulated,
-    training_of,
-    write_job,
-)
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.files import make_folder, read_json
 from cfl_flare.data import DataConfig
@@ -64,12 +52,8 @@ def add_study_options(command: Parser) -> None:
     options.explain(command, DESCRIPTION)
     what = command.add_argument_group("what is compared")
     options.add_method(what, "another candidate, or several")
-    what.add_argument(
-        "--groups",
-        metavar="COLUMN",
-        help="also compare given groups: by a column of the table, or data for a simulation's own; with --job, a JSON "
-        "file that gives each site's group",
-    )
+    groups = "also compare given groups: by a column of the table, or data for a simulation's own; with --job, a JSON "
+    what.add_argument("--groups", metavar="COLUMN", help=groups + "file that gives each site's group")
     options.add_data(what, None, shown="digits, or site with --job")
     without = ("seed", "indicator_samples", "unseen", "measured_on")
     add_settings(what, DataConfig, without=without, derived=options.SIMULATED, validation=0.25)
@@ -115,59 +99,47 @@ def print_study(console: Console, result: Mapping[str, Any]) -> None:
 
 
 def export_study(arguments: argparse.Namespace) -> None:
-    """Writes a study as a job for real sites.
-
-    Raises:
-        ConfigError: a setting is wrong, or an option is of a study on this machine.
-    """
+    """Writes a study as a job for real sites."""
     require(arguments.out is None, "--out is where a study on this machine goes; with --job, leave it out")
     of_job = {**STUDY_JOB, **given(arguments, *OF_STUDY_JOB)}
     here = (arguments.partition, arguments.participants) != (None, None)
     check_run_name(of_job["name"], "--name")
     folder = Path(arguments.job).absolute() / of_job["name"]
-    check_out(folder, "--job")
+    specs.check_out(folder, "--job")
     data = arguments.data or SITE_DATA
-    source, training = read_source(data, here=here), {"bootstrap": 200, **training_of(arguments)}
+    source, training = specs.read_source(data, here=here), {"bootstrap": 200, **specs.training_of(arguments)}
     from cfl_flare.flare import StudyRecipe
 
     recipe = StudyRecipe(
-        model=model_of_job(arguments.model, source, data, TrainSettings(**training)),
+        model=specs.model_of_job(arguments.model, source, data, TrainSettings(**training)),
         data=source,
         training=training,
         more=candidates_of_user(arguments, here),
         **{**given(arguments, StudySettings, DataConfig, ServerSettings, SiteSettings), **of_job},
     )
-    write_job(recipe, folder, arguments)
+    specs.write_job(recipe, folder, arguments)
 
 
 def candidates_of_user(arguments: argparse.Namespace, here: bool = True) -> list[Method]:
-    """The candidates that ``--method`` and ``--groups`` name.
-
-    Raises:
-        ConfigError: there is no such file, or the data has no such column.
-    """
-    methods = [build_named(text, penalties, here=here) for text, penalties in arguments.method or []]
+    """The candidates that ``--method`` and ``--groups`` name."""
+    methods = [specs.build_named(text, penalties, here=here) for text, penalties in arguments.method or []]
     if arguments.groups is None:
         return methods
     if arguments.job is not None:
         return [*methods, Groups(groups=read_json(Path(arguments.groups)), warmup=1)]
-    groups = groups_of(arguments)
+    groups = specs.groups_of(arguments)
     require(bool(groups), f"--groups = {arguments.groups!r}: the data's participants have no groups; leave it out")
     return [*methods, Groups(groups=groups, warmup=1)]
 
 
 def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dict[str, Any]:
-    """What the study says, as its file holds it.
-
-    Raises:
-        ConfigError: a setting is wrong, or the folder holds something else.
-    """
+    """What the study says, as its file holds it."""
     settings = StudySettings(**given(arguments, StudySettings))
-    if arguments.groups not in (None, BY_DATA):
+    if arguments.groups not in (None, specs.BY_DATA):
         arguments.data += f"{',' if ':' in arguments.data else ':'}group={arguments.groups}"
-        arguments.groups = BY_DATA  # so that the options that are kept for --config name the column once
+        arguments.groups = specs.BY_DATA  # so that the options that are kept for --config name the column once
     methods = candidates_of_user(arguments)
-    plan = RunPlan.of(method="fedavg", min_clients=1, **simulated(arguments, methods))
+    plan = RunPlan.of(method="fedavg", min_clients=1, **specs.simulated(arguments, methods))
 
     @contextmanager
     def watch(name: str, rounds: int) -> Iterator[Callable[[RoundMetrics], None]]:
@@ -205,19 +177,13 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
 
 
 def earlier(out: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What an earlier attempt with the same settings left in the folder; None if the folder is new.
-
-    Raises:
-        ConfigError: the folder holds something else.
-    """
+    """What an earlier attempt with the same settings left in the folder; None if the folder is new."""
     if not (out / STUDY).is_file():
-        require(is_unused(out), f"--out = {str(out)!r} is not an empty folder, and holds no {STUDY}; name a new one")
+        reason = f"--out = {str(out)!r} is not an empty folder, and holds no {STUDY}"
+        require(specs.is_unused(out), f"{reason}; name a new one")
         return None
     attempt = load_study(out)
     differences = differing(attempt, facts)
-    require(
-        not differences,
-        f"--out = {str(out)!r} holds a study with other settings ({differences}); give the same options, or name a new "
-        "folder",
-    )
+    way_out = "give the same options, or name a new folder"
+    require(not differences, f"--out = {str(out)!r} holds a study with other settings ({differences}); {way_out}")
     return attempt

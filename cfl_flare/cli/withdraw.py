@@ -94,9 +94,8 @@ def lines_of(run: Run, report: Withdrawal, written: dict[str, Any], real: bool) 
     if "rerun" in written:
         lines.append(f"run without them: {written['rerun']}")
     elif "job" in written:
-        lines.append(
-            f"job without them: {written['job']}; submit it; sites ask for 'cfl-flare site allow', as it differs by few"
-        )
+        ask = "submit it; sites ask for 'cfl-flare site allow', as it differs by few"
+        lines.append(f"job without them: {written['job']}; {ask}")
     elif report.again:
         option = "--job JOB --out DIR writes the job to submit" if real else "--rerun --out DIR runs again without them"
         lines.append(f"next: {option}")
@@ -163,9 +162,8 @@ def reseed(config: Any) -> None:
     if isinstance(path, str) and path.startswith("cfl_flare.flare.") and path.endswith(("Controller", "Executor")):
         require(isinstance(args, dict), f"withdraw: {shown(path)} of the job has no arguments; export it again")
         seed = args.get("seed", 0)
-        require(
-            schema.count(seed), f"withdraw: {shown(path)} of the job: seed = {shown(seed)} is none; export it again"
-        )
+        where = f"withdraw: {shown(path)} of the job"
+        require(schema.count(seed), f"{where}: seed = {shown(seed)} is none; export it again")
         of["args"] = {**args, "seed": (seed + 1) % 2**32}
     for part in of.values() if of else config if isinstance(config, list) else ():
         reseed(part)

@@ -218,7 +218,7 @@ def test_preparations_in_files(tmp_path: Path, change: dict[str, Any]) -> None:
     content = {"columns": own.pop("columns"), "participants": {"p0": own}}
     (tmp_path / PREPARATIONS).write_text(json.dumps(content))
     with pytest.raises(ConfigError) as caught:
-        preparation_of(tmp_path, "p0")
+        preparation_of(tmp_path / "clusters" / "global.safetensors", {}, "p0")
     refused(caught.value)
 
 
@@ -227,7 +227,8 @@ def test_preparations_in_files(tmp_path: Path, change: dict[str, Any]) -> None:
 )
 def test_a_run_s_preparations(tmp_path: Path, content: str) -> None:
     (tmp_path / PREPARATIONS).write_text(content)
-    for read in (lambda: preparation_of(tmp_path, "p0"), lambda: columns_of(tmp_path)):
+    model = tmp_path / "clusters" / "global.safetensors"
+    for read in (lambda: preparation_of(model, {}, "p0"), lambda: columns_of(tmp_path)):
         with pytest.raises(ConfigError) as caught:
             read()
         refused(caught.value)

@@ -27,7 +27,6 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
 from cfl_flare import __version__
 from cfl_flare.cli import main
-from cfl_flare.cli.export import write_templates
 from cfl_flare.core.config import marked
 from cfl_flare.core.errors import ConfigError, PathError
 from cfl_flare.data import Npz, SiteData, files
@@ -119,7 +118,7 @@ def test_what_flare_leaves_as_it_is_passes(tmp_path, text):
 
 
 def test_a_job_s_references_to_its_own_items_pass(tmp_path):
-    write_templates(tmp_path / "templates")
+    assert main(["templates", str(tmp_path / "templates")]) == 0
     for i, template in enumerate(sorted((tmp_path / "templates").glob("cfl_*"))):
         texts = {f"config_fed_{side}__conf": (template / f"config_fed_{side}.conf").read_text() for side in SIDES}
         assert refusal(app(tmp_path / str(i), **texts)) == ""
