@@ -67,15 +67,13 @@ def portable_of(path: Path, participant: str | None = None, module: torch.nn.Mod
     if "preparation" in meta or (path.parents[1] / PREPARATIONS).is_file():
         preparation = preparation_of(path, meta, participant)
     shape: Any = getattr(of_one, "input_shape", None) if preparation is None else (len(preparation.fill),)
-    require(
-        isinstance(shape, (tuple, list)) and all(type(side) is int and side > 0 for side in shape),
-        f"{path}: {type(of_one).__name__} does not say the shape of a sample; keep it as the attribute input_shape",
-    )
-    require(
-        preparation is not None or len(shape) == 3 or path.parent.name == SERVED,
-        f"{path} takes rows of {shape}, and does not say how a table is filled up and scaled: each site has its own; "
-        "name a site's state folder, or a simulation's, with --participant",
-    )
+    is_shape = isinstance(shape, (tuple, list)) and all(type(side) is int and side > 0 for side in shape)
+    reason = f"{path}: {type(of_one).__name__} does not say the shape of a sample"
+    require(is_shape, f"{reason}; keep it as the attribute input_shape")
+    is_prepared = preparation is not None or len(shape) == 3 or path.parent.name == SERVED
+    reason = f"{path} takes rows of {shape}, and does not say how a table is filled up and scaled"
+    way_out = "name a site's state folder, or a simulation's, with --participant"
+    require(is_prepared, f"{reason}: each site has its own; {way_out}")
     with torch.no_grad():
         outputs = model(torch.zeros(2, *shape))
     classes: list[str] = []

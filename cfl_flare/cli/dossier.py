@@ -111,11 +111,7 @@ def _run_of(folder: Path) -> tuple[Run, dict[str, Any] | None]:
 
 
 def read_plan(path: str | None) -> dict[str, Any]:
-    """What people say of a model that its run does not know.
-
-    Raises:
-        ConfigError: the file is not TOML, or says something else.
-    """
+    """What people say of a model that its run does not know."""
     if path is None:
         return {}
     try:
@@ -183,11 +179,7 @@ def _under_pseudonyms(of: Dossier, folder: Path) -> Dossier:
 
 
 def verify(folder: str, root: Path | None) -> None:
-    """Prints what is wrong in each run of a folder, and what the chain covers.
-
-    Raises:
-        UnfitError: something is.
-    """
+    """Prints what is wrong in each run of a folder, and what the chain covers; an UnfitError if something is."""
     from cfl_flare.flare.signature import check_signature
 
     console, count = Console(), 0

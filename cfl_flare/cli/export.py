@@ -88,7 +88,6 @@ nvflare job submit -j my-job
 - Server and sites keep what outlives the job under `run_name`: two jobs at the same time need two names.
 """
 
-
 # Of a method whose models cannot be held back until enough sites have trained them.
 LOWERED = " min_sites_per_cluster=1 min_samples_per_cluster=1 max_weight_share=1.0"
 AGREED = """

@@ -166,10 +166,8 @@ def lines_of(
     task: LearningTask, outputs: torch.Tensor, path: Path, columns: Columns | None
 ) -> tuple[list[str], list[list[Any]]]:
     """The columns of the CSV file, and a line for each sample, of the model's outputs ``(n, classes)``."""
-    require(
-        outputs.dim() == 2,
-        f"predict: {path} predicts masks, which no line of a table holds; read it with cfl_flare.load_model in Python",
-    )
+    reason = f"predict: {path} predicts masks, which no line of a table holds"
+    require(outputs.dim() == 2, f"{reason}; read it with cfl_flare.load_model in Python")
     if task.form == "time":
         return ["risk"], [[f"{risk:.6f}"] for risk in outputs[:, 0].tolist()]
     predictions, column = predicted(outputs, task.link), None if columns is None else columns.label
@@ -214,14 +212,11 @@ def outputs_of(
             out.append(module(torch.from_numpy(as_seen(images[i : i + BATCH]))))
             finite = torch.isfinite(out[-1]).flatten(1).all(dim=1)
         except Exception as error:  # the module may be the user's, and raise anything
-            raise DataError(
-                f"{data}: the model {type(module).__name__} does not take images of shape {images.shape[1:]} "
-                f"({one_line(error)}); bring them to the shape of the run's"
-            ) from error
+            reason = f"the model {type(module).__name__} does not take images of shape {images.shape[1:]}"
+            way_out = "bring them to the shape of the run's"
+            raise DataError(f"{data}: {reason} ({one_line(error)}); {way_out}") from error
         if not finite.all():
             bad = i + int(torch.nonzero(~finite)[0])
-            raise DataError(
-                f"{data}: the model predicts nothing for image {bad}, but NaN or infinity; look for huge numbers in "
-                "the image, or in the model's weights"
-            )
+            reason = f"{data}: the model predicts nothing for image {bad}, but NaN or infinity"
+            raise DataError(f"{reason}; look for huge numbers in the image, or in the model's weights")
     return torch.cat(out)

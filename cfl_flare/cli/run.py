@@ -45,7 +45,6 @@ EPILOG = """examples:
 with its settings: write name:setting=value,setting=value, or package.Class.
 """
 
-
 # Training alone is the first to compare with: what does not beat it is not worth a federation.
 COMPARED = ("local", "fedavg", "wecfl:k=3")
 

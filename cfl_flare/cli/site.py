@@ -25,7 +25,7 @@ from cfl_flare.cli.predict import find_model
 from cfl_flare.cli.specs import new_file, own_source
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import build, from_dict, require
-from cfl_flare.core.errors import UnfitError
+from cfl_flare.core.errors import ConfigError, UnfitError
 from cfl_flare.core.files import atomic_write
 from cfl_flare.core.text import plain
 from cfl_flare.data import DataConfig, SiteData
@@ -201,8 +201,8 @@ def allow_job(arguments: argparse.Namespace) -> None:
 def show_ledger(arguments: argparse.Namespace) -> None:
     """``cfl-flare site ledger``: what has been spent of each data set; or the operator trusts one as it is."""
     kit = check.kit_of(arguments.kit)
-    require(kit is not None, "site: the ledger's counters are in the site's startup kit; name it by --kit")
-    assert kit is not None
+    if kit is None:
+        raise ConfigError("site: the ledger's counters are in the site's startup kit; name it by --kit")
     root = check.default_state_root(kit)
     ledgers = check.ledgers(kit, root)
     if arguments.data is not None:
@@ -295,11 +295,9 @@ def site_columns(arguments: argparse.Namespace) -> None:
     """``cfl-flare site columns``: what this site's table has, without a row of it."""
     source = own_source(arguments.data)
     source = source.inner if isinstance(source, SiteData) else source
-    require(
-        isinstance(source, PatientTable),
-        f"--data = {arguments.data!r} is no table; name a .csv, .csv.gz or .parquet file, or table:path=...",
-    )
-    assert isinstance(source, PatientTable)
+    if not isinstance(source, PatientTable):
+        way_out = "name a .csv, .csv.gz or .parquet file, or table:path=..."
+        raise ConfigError(f"--data = {arguments.data!r} is no table; {way_out}")
     out = new_file("--out", arguments.out, ".json")
     write(source.own_columns(arguments.min_rows, arguments.scale), out)
     scale = ", and of each number how many training rows have one, their mean and deviation" * arguments.scale

@@ -87,10 +87,8 @@ def result(compared: Runs) -> Section:
         verdict = "not told apart"
         if min(ends) > 0 or max(ends) < 0:
             verdict = "better" if (difference.low > 0) == upwards else "worse"
-        text.append(
-            f"{pair}: {verdict}; {measure} differs by {signed(difference.mean)} on average (paired 95 % interval "
-            f"{interval(ends)})."
-        )
+        gain = f"{measure} differs by {signed(difference.mean)} on average (paired 95 % interval {interval(ends)})"
+        text.append(f"{pair}: {verdict}; {gain}.")
     text.append("Intervals are of the test samples alone, on these participants and with this seed.")
     return Section("Result", text)
 
@@ -103,21 +101,11 @@ def methods(compared: Runs) -> Section:
         gain = "-"
         if isinstance(difference, Difference):
             gain = f"{signed(difference.mean)} ({interval((difference.low, difference.high))})"
-        rows.append(
-            [
-                label,
-                str(summary["rounds"]),
-                number(final.get(key)),
-                interval(summary.get("intervals", {}).get(key)),
-                _tenth(run),
-                gain,
-                str(sum(size > 0 for size in sizes)) if sizes else "-",
-                number(final.get("ari")),
-                filesize.decimal(int(summary["bytes_down"] + summary["bytes_up"])),
-                f"{summary['seconds']:.1f}",
-                cut(run.folder.relative_to(compared.folder)),
-            ]
-        )
+        measured = (number(final.get(key)), interval(summary.get("intervals", {}).get(key)), _tenth(run))
+        clusters = str(sum(size > 0 for size in sizes)) if sizes else "-"
+        sent = filesize.decimal(int(summary["bytes_down"] + summary["bytes_up"]))
+        cost = (sent, f"{summary['seconds']:.1f}", cut(run.folder.relative_to(compared.folder)))
+        rows.append([label, str(summary["rounds"]), *measured, gain, clusters, number(final.get("ari")), *cost])
     columns = (
         *("method", "rounds", measure_name(metric), "95 % interval", "worst tenth", "to the first"),
         *("clusters", "ARI", "bytes", "seconds", "folder"),

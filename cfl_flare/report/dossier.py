@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from cfl_flare.report.dossier_sections import FEW, by_class, clusters, not_chosen, other_formats, pairs, withdrawn
-from cfl_flare.report.dossier_view import ALWAYS, ANNEX_IV, CHANGES, LEAVES, NOWHERE, Dossier
+from cfl_flare.report import dossier_view as parts
+from cfl_flare.report.dossier_view import ALWAYS, ANNEX_IV, CHANGES, FEW, LEAVES, NOWHERE, Dossier, pairs
 from cfl_flare.report.facts import participants, settings_table
 from cfl_flare.report.measures import cross_site, discrimination
 from cfl_flare.report.page import Section, Table, View, page, sections
@@ -24,8 +24,9 @@ FLOORS = ("min_sites_per_cluster", "min_samples_per_cluster", "max_weight_share"
 def dossier_page(of: Dossier) -> str:
     """The dossier as one HTML file that loads nothing."""
     makers = (
-        *(what_it_is, data, who_trained, figures, by_class, everywhere, calibration, not_chosen, clusters, settings),
-        *(software, egress, privacy, limits, licence, changes, withdrawn, annex, lineage, other_formats, files),
+        *(what_it_is, data, who_trained, figures, parts.by_class, everywhere, calibration, parts.not_chosen),
+        *(parts.clusters, settings, software, egress, privacy, limits, licence, changes, parts.withdrawn, annex),
+        *(lineage, parts.other_formats, files),
     )
     title = f"{of.slot} of {cut(of.run.name)}"
     subtitle = f"Dossier of a model: {of.run.summary['rounds']} rounds, {len(of.members)} hospitals"

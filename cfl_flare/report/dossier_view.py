@@ -1,21 +1,33 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A model of a run, as the sections of its dossier look at it, and their fixed texts.
+"""A model of a run as the sections of its dossier look at it, their fixed texts, and the sections with most tables.
 
-These are what leaves a site by method, questions on changes, and those of Annex IV.
+The texts are what leaves a site by method, questions on changes, and those of Annex IV. The sections are on classes,
+on what was not chosen, on clusters, withdrawals and other formats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from cfl_flare.data.columns import Columns
-from cfl_flare.report.page import View
+from cfl_flare.report.clusters import moves
+from cfl_flare.report.page import Section, Table, View, cluster_label
+from cfl_flare.report.text import cut, interval, named, number, signed
 from cfl_flare.results.bootstrap import Draws
+from cfl_flare.results.curves import ALL, load_curves
 from cfl_flare.results.run_dir import Run
+from cfl_flare.results.schema import count as is_count
+
+# Of a class with fewer test samples, a figure says little.
+FEW = 10
+# The last rounds begin after this part of all.
+LATE = 0.75
+# Names that are listed.
+NAMED = 20
 
 _ONE = "one"
 # What leaves a participant in a round, as the table in docs/egress.md says.
@@ -126,3 +138,143 @@ class Dossier:
     def setting(self, part: str, name: str) -> Any:
         values = self.run.summary.get(part)
         return values.get(name) if isinstance(values, dict) else None
+
+
+def by_class(of: Dossier) -> Section:
+    """Sensitivity and specificity of each class over the model's hospitals, and test samples by hospital and class."""
+    title, tables, text = "Figures by class", [], []
+    curves = load_curves(of.run.folder)
+    curve = None if curves is None else curves.curves.get(ALL if of.slot == "global" else of.slot)
+    if curve is not None and curve.by_class:
+        text.append(
+            "Sensitivity and specificity are of decisions on all test samples of the model's hospitals together, of "
+            "classes with enough of them. Intervals (95 %, Wilson) take samples as independent."
+        )
+        rows = []
+        for rates in curve.by_class:
+            cells = [(number(rate), interval(ends)) for rate, *ends in (rates.sensitivity, rates.specificity)]
+            rows.append([_name(of, rates.label), *cells[0], *cells[1]])
+        headings = ("class", "sensitivity", "95 % interval", "specificity", "95 % interval")
+        tables.append(("Decisions by class", Table(headings, rows)))
+    else:
+        text.append(
+            "Decisions by class are not known: the run had no score_bins, or too few samples or sites. Where there are "
+            "clusters, they are of each cluster."
+        )
+    counts = of.run.summary.get("test_classes")
+    known = counts if isinstance(counts, dict) else {}
+    people = [p["name"] for p in of.members if isinstance(known.get(p["name"]), list)]
+    if not people:
+        text.append("Test samples by class are not known: the run drew no intervals (bootstrap), or sites withheld it.")
+        return Section(title, text, tables=tables)
+    width = max(len(known[name]) for name in people)
+    classes = [_name(of, i) for i in range(width)]
+    few = f"fewer than {FEW}"
+    rows = [[of.view.shown[n], *(str(count) if is_count(count) else few for count in known[n])] for n in people]
+    text.append(f"Of a class with one to nine test samples, a hospital says that it has fewer than {FEW}.")
+    return Section(title, text, tables=[*tables, ("Test samples", Table(("hospital", *classes), rows))])
+
+
+def _name(of: Dossier, label: int) -> str:
+    names = of.columns.classes if of.columns is not None else ()
+    return cut(names[label]) if label < len(names) else f"class {label}"
+
+
+def not_chosen(of: Dossier) -> Section:
+    study = of.study
+    title = "What was compared and not chosen"
+    if study is None or study["verdict"] is None:
+        return Section(title, ["This run is of no study: nothing is known of other candidates."])
+    tested, titles = study["verdict"]["tested"], study["titles"]
+    dropped = {name: why for rung in study["rungs"] for name, why in rung["dropped"].items()}
+    rows = [
+        [cut(titles.get(name, name), 200), number(tested.get(name)), cut(dropped.get(name, "it was not"), 300)]
+        for name in titles
+    ]
+    headings = ("candidate", f"{cut(study['verdict']['metric'])} on test samples", "why it was dropped")
+    tables = [("Candidates", Table(headings, rows)), ("What was chosen, at each hospital", _at_hospitals(study))]
+    return Section(title, [cut(s, 500) for s in study["verdict"]["sentences"]], tables=tables)
+
+
+def _at_hospitals(study: Mapping[str, Any]) -> Table:
+    """What was chosen at each hospital, and its gains with intervals."""
+    rows = []
+    for hospital in study["verdict"]["hospitals"]:
+        gains = [hospital[key] or {} for key in ("to_one", "to_alone")]
+        ends = [f"{signed(gain.get('gain'))} ({interval((gain.get('low'), gain.get('high')))})" for gain in gains]
+        rows.append([cut(hospital["name"]), number(hospital["tested"]), number(hospital["value"]), *ends])
+    headings = ("hospital", "test samples", cut(study["verdict"]["metric"]), "gain over one model", "gain over alone")
+    return Table(headings, rows)
+
+
+def clusters(of: Dossier) -> Section | None:
+    view = View(of.run)
+    part = moves(view)
+    if part is None:
+        return Section("Clusters", ["The run has no clusters."])
+    late = [round(LATE * of.run.summary["rounds"]), 0]
+    shares = {name: [_share_there(view, name, since) for since in late] for name in view.by_cluster}
+    rows = [
+        [view.shown[name], cluster_label(view.clusters[name]), *("-" if s is None else f"{s:.0%}" for s in parts)]
+        for name, parts in shares.items()
+    ]
+    unsure = [view.shown[name] for name, (share, _) in shares.items() if share is not None and share < 1]
+    who = f"All hospitals but {named(unsure, NAMED)}" if unsure else "All hospitals"
+    last = of.run.summary["rounds"] - late[0]
+    text = f"{who} were in their cluster in each of the last {last} rounds in which they had one."
+    table = Table(("hospital", "cluster", "there in the last rounds", "in all rounds"), rows)
+    return replace(part, title="Clusters", text=[*part.text, text], tables=[("Who is where", table)])
+
+
+def _share_there(view: View, name: str, since: int) -> float | None:
+    """In which share of the rounds from one on a hospital was in its last cluster; None if it was in none then."""
+    there = [k == view.clusters[name] for r, k in view.histories.get(name, {}).items() if r >= since]
+    return sum(there) / len(there) if there else None
+
+
+def withdrawn(of: Dossier) -> Section:
+    """Who withdrew, what of them is in the model, and what a run without them would still have of them."""
+    report = of.withdrawal
+    if report is None:
+        return Section("Withdrawals", ["The run's folder has no record of a withdrawal."])
+    since, first = report["models"].get(of.slot), report["first_round"]
+    text = [f"{named([*map(cut, report['withdrawn'])], NAMED)} withdrew after the run."]
+    if first is None:
+        text.append("They trained in no round, and touched no model. Figures of theirs may be in the run.")
+    else:
+        text.append(f"They are in this model from round {since} on." if since is not None else "They never touched it.")
+    text += [f"All clusters have to train again: {cut(why, 300)}." for why in report["why_all"] if report["again"]]
+    text += [f"A run without them still has of them: {cut(what, 300)}." for what in report["not_zero"]]
+    rows = [
+        ("the first round in which they trained", "none" if first is None else first),
+        ("models that they touched", ", ".join(sorted(report["models"])) or "none"),
+        ("models that they did not touch", ", ".join(report["untouched"]) or "none"),
+        *((f"{name} that they touched", len(report[name])) for name in ("files", "checkpoints")),
+        ("later runs that started from a touched file", len(report["later_runs"])),
+        ("hospitals that have to train again", len(report["again"])),
+        ("run again without them", "yes" if "rerun" in report else "a job was written" if "job" in report else "no"),
+    ]
+    return Section("Withdrawals", text, tables=[("What was touched", pairs(rows))])
+
+
+def other_formats(of: Dossier) -> Section:
+    """What a reader of the model's other formats has to know: the description that lies beside them."""
+    if of.formats is None:
+        return Section("Other formats", ["The model was written in no other format; see --formats."])
+    given = of.formats["input"]
+    rows = [("input", _tensor(given)), ("values of the input", given["values"]), ("in the graph", given["in_graph"])]
+    for output in of.formats["outputs"]:
+        rows += [(f"output {output['name']}", _tensor(output)), (f"values of {output['name']}", output["values"])]
+    rows += [("classes", ", ".join(of.formats["classes"]))] if of.formats["classes"] else []
+    text = f"{of.slot}.json beside this file has the same for programs."
+    return Section("Other formats", [text], tables=[("Inputs and outputs", pairs(rows))])
+
+
+def _tensor(described: dict[str, Any]) -> str:
+    return f"{described['name']}, {described['dtype']}, ({', '.join(map(str, described['shape']))})"
+
+
+def pairs(rows: Iterable[tuple[Any, Any]]) -> Table:
+    """A table of what is known."""
+    known = [(cut(name), cut(value, 300)) for name, value in rows if value not in (None, "", {})]
+    return Table(("what", "value"), known)

@@ -63,7 +63,7 @@ def _facts(view: View) -> Table:
     weights = [weight for person in view.people if (weight := finite(view.weight(person))) is not None]
     spread = f"{number(sum(weights))} ({number(min(weights))} to {number(max(weights))} each)" if weights else None
     clipped = [count for person in view.people if isinstance(count := person.get("clipped"), int)]
-    used = [size for size in view.last_sizes if size]
+    used, joined = [size for size in view.last_sizes if size], view.run.newcomers or {}
     rows: list[tuple[str, Any]] = [
         ("method", view.run.name),
         ("task", training.get("task", "classification") if isinstance(summary.get("training"), dict) else None),
@@ -83,10 +83,7 @@ def _facts(view: View) -> Table:
         ("AUROC over all samples", number(final.get(POOLED))),
         ("macro-F1 over all samples", number(final.get(POOLED_F1))),
         ("agreement with the true groups (ARI)", number(final.get("ari"))),
-        (
-            f"{view.measure_name} of participants that joined afterwards",
-            number((view.run.newcomers or {}).get(view.measure)),
-        ),
+        (f"{view.measure_name} of participants that joined afterwards", number(joined.get(view.measure))),
     ]
     return Table(("what", "value"), [(name, cut(value, 200)) for name, value in rows if value not in (None, "-")])
 
@@ -116,10 +113,8 @@ def participants(view: View) -> Section | None:
         return None
     unmeasured = [name for name in people if name not in measured]
     intervals = {name: ends for name, p in people.items() if (ends := p.get("intervals", {}).get(key))}
-    drawn = thinned([*measured], ROWS)
-    points = [
-        (view.shown[name], measured[name], cluster_label(view.clusters[name]), intervals.get(name)) for name in drawn
-    ]
+    drawn, labels_of = thinned([*measured], ROWS), {name: cluster_label(k) for name, k in view.clusters.items()}
+    points = [(view.shown[name], measured[name], labels_of[name], intervals.get(name)) for name in drawn]
     labels = [cluster_label(k) for k in sorted({k for k in view.clusters.values() if k is not None})]
     labels += ["no cluster"] if None in view.clusters.values() else []
     text = f"Cluster by cluster, each measured {view.measured_on}. " + (
@@ -139,7 +134,8 @@ def participants(view: View) -> Section | None:
             "An interval without width is no certainty: all draws of a small test split gave the same, as where "
             "no sample of it is wrong."
         )
-    if any(few_in(view, name) for name in people):
+    counts = view.run.summary.get("test_classes") or {}
+    if any(None in (counts.get(name) or ()) for name in people):
         notes.append(
             f"A class with fewer than {FEWEST} test samples of a participant is marked: a figure of it is chance. "
             "It is in no supported F1, unless the task's setting support is lower."
@@ -157,12 +153,6 @@ def _standing(view: View, measured: Mapping[str, float], intervals: Mapping[str,
     found = [f"{view.shown[name]} is the {end}" for name, end in ((worst, "worst"), (best, "best")) if name is not None]
     beyond = "Its interval lies beyond all others." if len(found) == 1 else "Their intervals lie beyond all others."
     return f"{' and '.join(found)}. {beyond}" if found else "Intervals overlap: nobody is told apart as worst or best."
-
-
-def few_in(view: View, name: str) -> list[str]:
-    """The classes of which a participant has a few test samples, as it says itself."""
-    counts = (view.run.summary.get("test_classes") or {}).get(name) or []
-    return [f"class {k}" for k, count in enumerate(counts) if count is None]
 
 
 def _support(view: View, name: str) -> str:
@@ -198,10 +188,8 @@ def failures(view: View) -> Section:
         rows = [[cut(site), cut(reason, WIDTH)] for site, reason in left_out.items()]
         tables.append(("Sites that took no part", Table(("site", "reason"), rows)))
     if missed := missed_rounds(view.run.rounds):
-        rows = [
-            [view.shown.get(name, cut(name)), f"{m.rounds} of {m.asked}", cut(m.reason, WIDTH)]
-            for name, m in missed.items()
-        ]
+        whom = {name: view.shown.get(name, cut(name)) for name in missed}
+        rows = [[whom[name], f"{m.rounds} of {m.asked}", cut(m.reason, WIDTH)] for name, m in missed.items()]
         tables.append(("Missed rounds", Table(("participant", "rounds missed", "most frequent reason"), rows)))
     rejected = summary.get("rejected")
     if isinstance(rejected, Mapping) and rejected:

@@ -63,11 +63,8 @@ def _draw(folder: Path, title: str, runs: Sequence[Run], parts: Mapping[str, Sec
 def save(title: str, plots: Mapping[Path, Sequence[Plot]]) -> list[Path]:
     """Writes pictures in the formats of the paths' endings, each as a whole or not at all.
 
-    A picture's plots are one below another. The title may be anybody's name.
-
-    Raises:
-        ConfigError: vl-convert is not installed, or does not run here.
-        FileError: a picture cannot be written.
+    A picture's plots are one below another. The title may be anybody's name. A ConfigError says that vl-convert is not
+    installed, or does not run here.
     """
     specs = [(path.suffix.lstrip("."), figure(title, shown)) for path, shown in plots.items()]
     for path, content in zip(plots, vega.pictures(specs)):

@@ -69,13 +69,7 @@ def cross_site(view: View) -> Section | None:
     scale = {"scheme": "viridis", "reverse": metric.mode == "min"}
     seen = [cell["v"] for cell in cells] or [0.0]
     light = f"datum.v {'>' if metric.mode == 'max' else '<'} {(min(seen) + max(seen)) / 2}"
-    coloured = {
-        "field": "v",
-        "type": "quantitative",
-        "title": axis_title(metric.name),
-        "scale": scale,
-        "legend": vega.GRADIENT,
-    }
+    coloured = vega.quantity("v", axis_title(metric.name), scale=scale, legend=vega.GRADIENT)
     framed = {**vega.CELL, "filled": False, "stroke": "red", "strokeWidth": 1.5}
     written = {
         "mark": {"type": "text", "fontSize": 9},
@@ -100,9 +94,8 @@ def cross_site(view: View) -> Section | None:
     }
     numbers = [[people[name], *(number(values.get((name, model))) for model in columns)] for name in order]
     table = Table(("participant", *(models[model] for model in columns)), numbers)
-    notes = []
-    if len(rows) < len(order) or len(columns) < len(models):
-        notes.append(f"{len(rows)} of {len(order)} participants and {len(columns)} of {len(models)} models are drawn.")
+    some = f"{len(rows)} of {len(order)} participants and {len(columns)} of {len(models)} models are drawn."
+    notes = [some] if len(rows) < len(order) or len(columns) < len(models) else []
     text = "On each participant's test split; framed is the model of its cluster."
     plot = Plot(f"{measure_name(metric.name)} of every model", text, spec, table)
     return Section("Every model everywhere", plots=[plot], notes=notes)
@@ -113,10 +106,8 @@ def discrimination(view: View) -> Section | None:
     plots, notes = list[Plot](), list[str]()
     for name, title in ((POOLED, "AUROC"), (POOLED_F1, "macro-F1")):
         if series := view.measured(name):
-            text = (
-                f"The {title} of all participants' test samples together, and of those of each cluster's participants."
-            )
-            plots.append(line_plot(f"{title} over all samples", text, series, title))
+            of_whom = "all participants' test samples together, and of those of each cluster's participants"
+            plots.append(line_plot(f"{title} over all samples", f"The {title} of {of_whom}.", series, title))
     if (curves := load_curves(view.run.folder)) is not None:
         drawn = {ALL, *map(cluster_label, view.largest)}
         shown = {label: curve for label, curve in curves.curves.items() if label in drawn}
@@ -142,11 +133,7 @@ def _missing(curves: Curves) -> list[str]:
         DIFFERENCE: "without the clusters' curves, it would be one of few sites or samples",
     }
     labels = {code: [label for label, reason in curves.left_out.items() if reason == code] for code in reasons}
-    return [
-        f"No ROC or calibration curve of {named(labels[code], 10)}: {why}."
-        for code, why in reasons.items()
-        if labels[code]
-    ]
+    return [f"No ROC or calibration curve of {named(of, 10)}: {reasons[code]}." for code, of in labels.items() if of]
 
 
 def _square(x: str, y: str, points: bool, rows: list[dict[str, Any]], labels: list[str]) -> vega.Spec:
@@ -223,9 +210,8 @@ def _calibration(curves: Curves, shown: dict[str, Curve]) -> Plot:
     )
     rows = [[str(point["c"]), number(point["x"]), number(point["y"]), str(point["n"])] for point in points]
     spec = _square("predicted probability", "observed frequency", True, points, [*shown])
-    return Plot(
-        "Calibration", text, spec, Table(("line", "predicted probability", "observed frequency", "samples"), rows)
-    )
+    columns = ("line", "predicted probability", "observed frequency", "samples")
+    return Plot("Calibration", text, spec, Table(columns, rows))
 
 
 def traffic(view: View) -> Section | None:

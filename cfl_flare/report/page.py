@@ -242,10 +242,8 @@ def sections(subject: T, makers: Iterable[Callable[[T], Section | None]]) -> lis
 def page(title: str, subtitle: str, parts: Sequence[Section]) -> str:
     """The HTML of a report; the first section's first paragraph is the result.
 
-    Names and texts may be anybody's: the template escapes them, and the page's policy lets no other script run.
-
-    Raises:
-        ConfigError: there are plots, and the library that draws them is not installed.
+    Names and texts may be anybody's: the template escapes them, and the page's policy lets no other script run. A
+    ConfigError says that there are plots, and what draws them is not installed.
     """
     plots = any(part.plots for part in parts)
     environment = Environment(
@@ -255,6 +253,7 @@ def page(title: str, subtitle: str, parts: Sequence[Section]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    notice = f"{file('notice.txt').strip()}\n\nFrom vl-convert-python {version('vl-convert-python')}." if plots else ""
     environment.filters |= {"json": lambda value: Markup(vega.as_json(value)), "sha256": _sha256}
     return environment.get_template("page.html.j2").render(
         title=title,
@@ -263,9 +262,7 @@ def page(title: str, subtitle: str, parts: Sequence[Section]) -> str:
         style=Markup(file("style.css")),
         boot=Markup(file("boot.js")),
         library=Markup(vega.script() if plots else ""),
-        notice=f"{file('notice.txt').strip()}\n\nFrom vl-convert-python {version('vl-convert-python')}."
-        if plots
-        else "",
+        notice=notice,
         config=vega.CONFIG,
         version=__version__,
     )

@@ -66,21 +66,13 @@ class StudyView:
         return dict(zip(self.rounds, told_apart(titles.get(name, name) for name in self.rounds)))
 
     def run(self, name: str) -> Run | None:
-        """A run in the study's folder; None if there is none. A name may be anybody's: it is looked for, not opened.
-
-        Raises:
-            ConfigError: the run is damaged.
-        """
+        """A run in the study's folder; None if there is none. A name may be anybody's: it is looked for, not opened."""
         names = [path.name for path in self.folder.iterdir() if path.is_dir() and not path.is_symlink()]
         return load_run(self.folder / name) if name in names and (self.folder / name / SUMMARY).is_file() else None
 
 
 def study_report(folder: Path) -> str:
-    """The report of a study, as HTML.
-
-    Raises:
-        ConfigError: the folder holds none, or its file is damaged.
-    """
+    """The report of a study, as HTML; a ConfigError if the folder holds none, or its file is damaged."""
     view = StudyView(load_study(folder), folder)
     count = 0 if view.verdict is None else len(view.verdict["hospitals"])
     of = f"{count} hospitals and " if count else ""
@@ -129,22 +121,16 @@ def hospitals(view: StudyView) -> Section | None:
 def _forest(title: str, gains: Sequence[tuple[str, dict[str, Any], dict[str, Any]]], measure: str) -> Plot:
     """A row for each hospital; those without a number only in the table."""
     known = [row for row in gains if finite(row[2]["gain"]) is not None]
+    unknown = [row for row in gains if finite(row[2]["gain"]) is None]
     points = [
         {"i": i, "name": name, "v": finite(gain["gain"]), "lo": finite(gain["low"]), "hi": finite(gain["high"])}
         | {"c": gain["says"] if gain["says"] in KINDS else OTHER, "n": person["tested"]}
         for i, (name, person, gain) in enumerate(thinned(known, ROWS))
     ]
-    rows = [
-        [
-            name,
-            *(number(person[key]) for key in ("tested", "value")),
-            signed(gain["gain"]),
-            interval((gain["low"], gain["high"])),
-            cut(gain["says"]),
-            number(gain["needed"]),
-        ]
-        for name, person, gain in (*known, *(row for row in gains if finite(row[2]["gain"]) is None))
-    ]
+    rows = []
+    for name, person, gain in (*known, *unknown):
+        difference = (signed(gain["gain"]), interval((gain["low"], gain["high"])), cut(gain["says"]))
+        rows.append([name, number(person["tested"]), number(person["value"]), *difference, number(gain["needed"])])
     columns = ("hospital", "test samples", measure, "gain", "95 % interval", "what can be said")
     text = (
         "A mark is a hospital's gain with its interval, the largest first; right of the dashed line it is better off. "

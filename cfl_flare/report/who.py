@@ -46,9 +46,8 @@ def _of_features(view: View) -> Section:
     cells, leaves = (thinned(range(len(known)), most) for most in (CELLS, LEAVES))
     notes = []
     if len(known) < n:
-        notes.append(
-            f"{n - len(known)} participants are left out: their features are zeros, or the summary lacks them."
-        )
+        left_out = f"{n - len(known)} participants are left out"
+        notes.append(f"{left_out}: their features are zeros, or the summary lacks them.")
     if len(cells) < len(known):
         notes.append(f"The matrix has {len(cells)}, the plane and the tree {len(leaves)} of {len(known)} participants.")
     text = (
@@ -93,6 +92,7 @@ def _matrix(names: Sequence[str], clusters: Clusters, similar: np.ndarray, what:
     cells = [[finite(float(value), 3) for value in row] for row in similar[np.ix_(chosen, chosen)]]
     shown = {"data": {"name": "names"}, "key": "i", "fields": ["name", "group"]}
     axis = {**vega.SLANTED, "title": None} if len(chosen) <= vega.NAMED else None
+    upright = axis and {**axis, "labelAngle": 0}
     scale = {"scheme": "viridis", "domain": [lowest, 1]}
     spec = {
         "height": 420,
@@ -106,13 +106,7 @@ def _matrix(names: Sequence[str], clusters: Clusters, similar: np.ndarray, what:
         "mark": vega.CELL,
         "encoding": {
             "x": {"field": "col_name", "type": "ordinal", "sort": {"field": "col"}, "axis": axis, "title": None},
-            "y": {
-                "field": "row_name",
-                "type": "ordinal",
-                "sort": {"field": "row"},
-                "title": None,
-                "axis": axis and {**axis, "labelAngle": 0},
-            },
+            "y": {"field": "row_name", "type": "ordinal", "sort": {"field": "row"}, "title": None, "axis": upright},
             "color": {"field": "v", "type": "quantitative", "title": what, "scale": scale, "legend": vega.GRADIENT},
             "tooltip": vega.tips(row_name="participant", row_in="in", col_name="and", col_in="in", v="value"),
         },
@@ -132,9 +126,8 @@ def _neighbours(names: Sequence[str], clusters: Clusters, similar: np.ndarray) -
         known = np.isfinite(values)
         inside = numbers == numbers[i]
         near = names[int(np.nanargmax(values))] if known.any() else "-"
-        means = [
-            number(float(values[side].mean())) if (side := known & part).any() else "-" for part in (inside, ~inside)
-        ]
+        sides = (known & inside, known & ~inside)
+        means = [number(float(values[side].mean())) if side.any() else "-" for side in sides]
         rows.append([name, cluster_label(clusters[i]), *means, near])
     return Table(("participant", "cluster", "mean in its cluster", "mean with others", "nearest"), rows)
 

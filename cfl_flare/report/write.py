@@ -93,9 +93,8 @@ def try_to_write(folder: Path, runs: Sequence[Run] = ()) -> str | None:
             write(run_report(run := load_run(folder)), folder / REPORT)
             draw(run)  # last: of a damaged file there is no picture, and the report shows the rest
     except Exception as error:
-        return (
-            f"no report: {one_line(error)}; 'cfl-flare report' writes it from the results, and 'cfl-flare show' figures"
-        )
+        way_out = "'cfl-flare report' writes it from the results, and 'cfl-flare show' figures"
+        return f"no report: {one_line(error)}; {way_out}"
     return None
 
 
@@ -103,8 +102,7 @@ def write(html: str, path: Path) -> Path:
     """Writes a report; a `FileError` says that it cannot be written, or is larger than a page should be."""
     content = html.encode()
     if len(content) > LARGEST:
-        raise FileError(
-            f"cannot write {path}: it would have {len(content):,} bytes, more than {LARGEST:,}; report fewer runs"
-        )
+        reason = f"it would have {len(content):,} bytes, more than {LARGEST:,}"
+        raise FileError(f"cannot write {path}: {reason}; report fewer runs")
     atomic_write(path, content)
     return path

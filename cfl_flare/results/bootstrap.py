@@ -137,16 +137,13 @@ def middle(values: np.ndarray) -> Interval | None:
 
 
 def interval(values: np.ndarray, point: float, name: str) -> Interval | None:
-    """The interval of a measure; None if it is not defined on half of the draws.
+    """The interval of a measure of this name; None if it is not defined on half of the draws.
+
+    ``values`` are of the draws, and ``point`` is the value on the split itself.
 
     >>> low, high = interval(np.array([0.7, 0.9, np.nan]), 0.8, "accuracy")
     >>> round(low, 3), round(high, 3)
     (0.414, 0.958)
-
-    Args:
-        values: on the draws.
-        point: on the split itself.
-        name: the measure's.
     """
     there = _defined(values)
     if there is None:
@@ -168,11 +165,11 @@ def _defined(values: np.ndarray) -> np.ndarray | None:
 
 def filled(values: np.ndarray) -> np.ndarray | None:
     """Draws ``(draws,)`` in which others stand in for those that are NaN; None if less than half of them are left."""
-    gone = np.isnan(values)
-    if 2 * gone.sum() > len(values) or not len(values):
+    there = _defined(values)
+    if there is None:
         return None
-    complete = values.copy()
-    complete[gone] = np.resize(values[~gone], gone.sum())
+    gone, complete = np.isnan(values), values.copy()
+    complete[gone] = np.resize(there, gone.sum())
     return complete
 
 
@@ -187,11 +184,7 @@ def weighted(values: np.ndarray, weights: np.ndarray) -> np.ndarray | None:
 
 
 def read_draws(folder: Path) -> Draws | None:
-    """The draws that a run left in its folder; None if it left none.
-
-    Raises:
-        PayloadError: the file is damaged or another program's.
-    """
+    """The draws that a run left in its folder; None if it left none. A PayloadError says that the file is damaged."""
     path = folder / BOOTSTRAP
     if not path.is_file():
         return None
@@ -203,9 +196,8 @@ def read_draws(folder: Path) -> Draws | None:
     shapes = {array.shape for array in values.values()}
     sound = sound and len(shapes) == 1 and all(len(shape) == 2 and shape[0] == len(names) for shape in shapes)
     if not sound or any(array.dtype != np.float64 or np.isinf(array).any() for array in values.values()):
-        raise PayloadError(
-            "damaged_file", f"{path} does not hold draws by participant; copy it again from where it ran"
-        )
+        reason = f"{path} does not hold draws by participant; copy it again from where it ran"
+        raise PayloadError("damaged_file", reason)
     return Draws(tuple(names), tuple(samples), tuple(draws), values)
 
 
@@ -225,9 +217,8 @@ def paired_difference(run: Run, other: Run, metric: str) -> Difference:
         points.append({p["name"]: p[key] for p in side.summary["participants"] if schema.number(p.get(key))})
         drawn = read_draws(side.folder)
         if drawn is None or key not in drawn.values:
-            raise ConfigError(
-                f"{side.folder} has no draws of {metric!r}; run it with training's bootstrap, such as 200"
-            )
+            way_out = "run it with training's bootstrap, such as 200"
+            raise ConfigError(f"{side.folder} has no draws of {metric!r}; {way_out}")
         draws.append(drawn)
     where = f"{run.folder} and {other.folder} cannot be paired"
     facts = [
@@ -241,9 +232,8 @@ def paired_difference(run: Run, other: Run, metric: str) -> Difference:
         for reported, drawn in zip(points, draws)
     ]
     for what, fact in facts[0].items():
-        require(
-            fact == facts[1][what], f"{where}: their {what} differ; compare runs of one seed on the same test splits"
-        )
+        differ = f"{where}: their {what} differ; compare runs of one seed on the same test splits"
+        require(fact == facts[1][what], differ)
     names = list(points[0])
     lacking = sorted({*names} - {*draws[0].participants})
     require(bool(names) and not lacking, f"{where}: {lacking[:3]} sent no draws; compare another metric")
@@ -255,9 +245,8 @@ def paired_difference(run: Run, other: Run, metric: str) -> Difference:
     over_all = None if mean is None else middle(mean)
     by_participant = {name: (gaps[name], *pair) for name, pair in zip(names, ends) if pair is not None}
     if over_all is None or len(by_participant) < len(names):
-        raise ConfigError(
-            f"{where}: {metric!r} is not defined on half of some participant's draws; compare another metric"
-        )
+        reason = f"{metric!r} is not defined on half of some participant's draws"
+        raise ConfigError(f"{where}: {reason}; compare another metric")
     return Difference(float(np.average([*gaps.values()], weights=weights)), *over_all, by_participant)
 
 
@@ -308,11 +297,7 @@ def worst_tenth(draws: Draws, key: str, points: Mapping[str, float], metric: Met
 
 
 def tenth_of(run: Run) -> tuple[float, Interval] | None:
-    """That of a run's metric; None without draws.
-
-    Raises:
-        PayloadError: the file of draws is damaged.
-    """
+    """That of a run's metric; None without draws."""
     draws, key = read_draws(run.folder), f"served_{run.metric.name}"
     points = {p["name"]: p[key] for p in run.summary["participants"] if schema.number(p.get(key))}
     return None if draws is None else worst_tenth(draws, key, points, run.metric)

@@ -173,8 +173,6 @@ def difference(
     """By how much a way to train is better than a reference over all hospitals that measured both.
 
     Args:
-        measured: what hospitals measured of it.
-        reference: what they measured of the reference.
         mode: which end of the metric is best, ``max`` or ``min``.
         seed: of the draws of hospitals.
         times: how often hospitals are drawn.
@@ -202,10 +200,9 @@ def clear_without_each(measured: Measured, reference: Measured, mode: str, seed:
     """Whether a way to train is clearly better than a reference whichever hospital of several is left out."""
     names = [name for name in measured if name in reference] if len(measured) > 1 else []
     times = left_out_times(len(names))
+    sides = ((without(measured, name), without(reference, name)) for name in names)
     try:
-        return all(
-            difference(without(measured, name), without(reference, name), mode, seed, times).low > 0 for name in names
-        )
+        return all(difference(*pair, mode, seed, times).low > 0 for pair in sides)
     except ConfigError:  # no other hospital measured both
         return False
 

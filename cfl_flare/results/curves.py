@@ -31,7 +31,6 @@ FEWEST_SITES = 3
 NO_SCORES, FEW_SITES, FEW_SAMPLES, DIFFERENCE = "no_scores", "few_sites", "few_samples", "difference"
 REASONS = (NO_SCORES, FEW_SITES, FEW_SAMPLES, DIFFERENCE)
 
-
 # A rate, and the ends of its interval.
 Rate = tuple[float, float, float]
 
@@ -221,11 +220,11 @@ NEEDED = schema.object_with(
 )
 
 
+FACTS = ("round", "sites", "samples", "of_classes")
+
+
 def _curve(value: Any) -> bool:
     return NEEDED(value) and RATES(value.get("by_class", []))
-
-
-FACTS = ("round", "sites", "samples", "of_classes")
 
 
 def _label(value: str) -> bool:

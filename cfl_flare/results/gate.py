@@ -66,12 +66,8 @@ def check_gate(run: Path, summary: Mapping[str, Any], models: Iterable[str]) -> 
     """Raises a GateError for the first of a run's models that may go to nobody but its members."""
     for model in models:
         why = why_not(summary, model)
-        require(
-            why is None,
-            f"{run}: {shown(model)} stays with its members: {why}; train longer on more samples or with dp, or let all "
-            "members agree to another max_tpr_at_1pct_fpr",
-            GateError,
-        )
+        way_out = "train longer on more samples or with dp, or let all members agree to another max_tpr_at_1pct_fpr"
+        require(why is None, f"{run}: {shown(model)} stays with its members: {why}; {way_out}", GateError)
 
 
 def check_file(path: Path) -> None:

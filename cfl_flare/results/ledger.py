@@ -111,12 +111,10 @@ class Ledger:
             newest = newest_change(self.data)
             if not self._balance.number:
                 self._write(OPEN, data=self.data, data_time=newest)
-            require(
-                newest is None or newest <= (self._balance.data_time or 0),
-                f"{self.file}: the data in {self.data} is newer than its ledger says, of {_date(newest)}: if patients "
-                f"were added, {AGAIN}; if the ledger was copied back, {BEHIND}",
-                LedgerError,
-            )
+            reason = f"{self.file}: the data in {self.data} is newer than its ledger says, of {_date(newest)}"
+            way_out = f"if patients were added, {AGAIN}; if the ledger was copied back, {BEHIND}"
+            current = newest is None or newest <= (self._balance.data_time or 0)
+            require(current, f"{reason}: {way_out}", LedgerError)
 
     def check(self, job: LedgerJob) -> None:
         """Raises a BudgetError if a job would spend more than is left."""
@@ -125,14 +123,10 @@ class Ledger:
         self._check_patients(job)
         if self.budget is None:
             return
-        total = self._balance.with_job(job)
-        require(
-            total <= self.budget * 1.001,
-            f"run {job.run!r}: epsilon = {job.epsilon:g} at delta = {job.delta:g} would bring this site's data to "
-            f"{total:.3g}, and its operator's epsilon_budget is {self.budget:g}; the largest that is left is "
-            f"{self._balance.left(self.budget):.3g}",
-            BudgetError,
-        )
+        total, left = self._balance.with_job(job), self._balance.left(self.budget)
+        spent = f"run {job.run!r}: epsilon = {job.epsilon:g} at delta = {job.delta:g} would bring this site's data to"
+        limit = f"its operator's epsilon_budget is {self.budget:g}; the largest that is left is {left:.3g}"
+        require(total <= self.budget * 1.001, f"{spent} {total:.3g}, and {limit}", BudgetError)
 
     def counts(self, job: LedgerJob, participant: str) -> Mapping[str, int] | None:
         """What a run's participant said that it has, by split; None for a new one."""
@@ -154,19 +148,13 @@ class Ledger:
             self._check_patients(job)
             of_run, of_job = self._balance.after(job, participant, spends)
             run = max(epsilon_of(curve, job.delta) for curve in of_run.values())
-            require(
-                run <= job.epsilon * ROUNDED,
-                f"run {job.run!r}: {participant} would have spent epsilon = {run:.4g} at delta = {job.delta:g}, and "
-                f"the job may spend {job.epsilon:g}; shorten the run, or give it more in training: dp",
-                BudgetError,
-            )
+            spent = f"run {job.run!r}: {participant} would have spent epsilon = {run:.4g} at delta = {job.delta:g}"
+            limit = f"the job may spend {job.epsilon:g}; shorten the run, or give it more in training: dp"
+            require(run <= job.epsilon * ROUNDED, f"{spent}, and {limit}", BudgetError)
             total = self._balance.total(job, of_job)
-            require(
-                self.budget is None or total <= self.budget * ROUNDED,
-                f"run {job.run!r}: {participant} would bring this site's data to epsilon = {total:.4g}, and its "
-                f"operator's epsilon_budget is {self.budget}; 'cfl-flare site ledger' shows what spent it",
-                BudgetError,
-            )
+            spent = f"run {job.run!r}: {participant} would bring this site's data to epsilon = {total:.4g}"
+            limit = f"its operator's epsilon_budget is {self.budget}; 'cfl-flare site ledger' shows what spent it"
+            require(self.budget is None or total <= self.budget * ROUNDED, f"{spent}, and {limit}", BudgetError)
             of = {"job": job.id, "run": job.run, "resumes": job.resumes, "participant": participant}
             of["patients"] = job.patients
             self._write(COUNT if "counts" in fields else SPEND, **of, **fields, spends=[asdict(s) for s in spends])
@@ -175,13 +163,12 @@ class Ledger:
         """Raises a LedgerError if a job counts by other patients than the operator's: its epsilon is not theirs."""
         for job_id, patients in (*self._balance.patients.items(), (job.id, job.patients)):
             named = f"patients are named by {patients!r}" if patients else "each sample is of a patient of its own"
-            require(
-                self._patients in ("", patients),
-                f"{self.file}: patients are named by CFL_PATIENT = {self._patients!r}, and in job {job_id} {named}; "
+            reason = f"patients are named by CFL_PATIENT = {self._patients!r}, and in job {job_id} {named}"
+            way_out = (
                 "let the job use the source site; if CFL_PATIENT is new here, move the ledger away, lower "
-                f"epsilon_budget by what all samples of a patient have spent together, and {AGAIN}",
-                LedgerError,
+                f"epsilon_budget by what all samples of a patient have spent together, and {AGAIN}"
             )
+            require(self._patients in ("", patients), f"{self.file}: {reason}; {way_out}", LedgerError)
 
     def accept(self, reason: str) -> None:
         """Writes that the operator trusts the ledger as it is; what it says to have been spent stays spent."""

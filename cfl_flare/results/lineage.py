@@ -74,9 +74,7 @@ def data_digests(participants: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 def records_of(folder: Path, offsets: dict[str, int] | None = None) -> list[tuple[str, list[str]]]:
     """Each record of a run, in the order of the file: its round, its digest, and that of its assignments.
 
-    Args:
-        folder: the run's.
-        offsets: where to begin in each file; moved to its end.
+    ``offsets`` say where to begin in each file, and are moved to its end.
     """
     offsets = {} if offsets is None else offsets
     assignments: dict[str, list[str]] = {}
@@ -126,10 +124,7 @@ def is_later(name: str) -> bool:
 
 
 class Entries:
-    """The entries of a chain, and what they say together.
-
-    Args:
-        lines: of the file.
+    """The entries in the lines of a chain's file, and what they say together.
 
     Attributes:
         entries: those that can be read.
@@ -213,13 +208,11 @@ class Chain:
     def begin(
         self, rounds: int, settings: Mapping[str, Any], data: Mapping[str, str], checkpoint: Mapping[str, str]
     ) -> None:
-        """A run starts, or goes on after so many rounds.
+        """A run starts, or goes on after this number of rounds.
 
         Args:
-            rounds: rounds that are done.
-            settings: the run's.
             data: by participant, the digest of what it said of its data.
-            checkpoint: digests of the files from which it goes on.
+            checkpoint: digests of the files from which the run goes on.
         """
         self._data = {}
         of_settings = {key: digest_of(value) for key, value in settings.items()}

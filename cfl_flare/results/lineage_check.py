@@ -45,8 +45,7 @@ class Lineage:
 def check_lineage(folder: Path) -> Lineage:
     """Compares a run's folder with its chain; `cfl_flare.flare.signature` checks who signed it.
 
-    Raises:
-        FileError: there is no chain, or it cannot be read.
+    A FileError says that there is no chain, or that it cannot be read.
     """
     path = folder / LINEAGE
     if not path.is_file():

@@ -141,10 +141,8 @@ def task_of(meta: Mapping[str, Any], path: Path) -> LearningTask:
         raise PayloadError("damaged_file", f"{path}: task = {shown(spec)} is none; name a file that cfl_flare wrote")
 
     def refuse(task: str) -> None:
-        raise ConfigError(
-            f"{path} is of the task {plain(task, 100)}, which is not cfl_flare's own; read the weights with "
-            "cfl_flare.load_arrays, and predict in Python"
-        )
+        reason = f"{path} is of the task {plain(task, 100)}, which is not cfl_flare's own"
+        raise ConfigError(f"{reason}; read the weights with cfl_flare.load_arrays, and predict in Python")
 
     return build_task(spec, refuse)
 
@@ -182,10 +180,8 @@ def _check_weights(layout: Layout, arrays: Mapping[str, np.ndarray], parts: int,
     wanted = parts * sum(map(math.prod, layout.shapes.values()))
     held = sum(array.size for array in arrays.values())
     if wanted != held:
-        raise PayloadError(
-            "shape",
-            f"{path}: the model that it names would have {wanted:,} weights, the file has {held:,}; name a whole file",
-        )
+        reason = f"{path}: the model that it names would have {wanted:,} weights, the file has {held:,}"
+        raise PayloadError("shape", f"{reason}; name a whole file")
 
 
 def layout_of(spec: Mapping[str, Any]) -> Layout:

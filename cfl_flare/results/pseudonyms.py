@@ -50,11 +50,9 @@ def rounded(value: Any) -> Any:
 
 
 def pseudonymised(run: Run, folder: Path) -> Run:
-    """A copy of what a dossier shows of a run, in a folder of its own; names stand nowhere in it.
+    """A copy of what a dossier shows of a run; names stand nowhere in it.
 
-    Args:
-        run: the run.
-        folder: an empty one, for the files that sections of a report read.
+    The files that sections of a report read go into the folder, which is empty.
     """
     names = pseudonyms(run)
     people = [

@@ -39,7 +39,6 @@ CROSS_SITE_KEYS = ("participant", "site", "group", "cluster", "model")
 # In a site's folder of the run, below its state root.
 SERVED, HISTORY = "served", "history.jsonl"
 
-
 INTERVALS = schema.dict_of(schema.row(schema.number, schema.number))
 METRIC = schema.described(
     "a metric's name, with its mode, min or max",

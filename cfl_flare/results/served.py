@@ -183,17 +183,13 @@ def preparation_of(path: Path, meta: Mapping[str, Any], participant: str | None)
     folder = path.parent.parent
     content = _preparations(folder)
     if content is None:
-        raise ConfigError(
-            f"predict: {folder} does not say how a table was filled up and scaled; use the model that the site itself "
-            "keeps in served/, or a simulation's folder"
-        )
+        way_out = "use the model that the site itself keeps in served/, or a simulation's folder"
+        raise ConfigError(f"predict: {folder} does not say how a table was filled up and scaled; {way_out}")
     people = content["participants"]
     name = next(iter(people)) if participant is None and len(people) == 1 else participant
-    require(
-        name in people,
-        f"predict: whose table is it? --participant {shown(participant)} is none of the run's {len(people)}, such as "
-        f"{', '.join(map(shown, list(people)[:3]))}; each filled up and scaled its own",
-    )
+    some = f"{len(people)}, such as {', '.join(map(shown, list(people)[:3]))}; each filled up and scaled its own"
+    whose = f"predict: whose table is it? --participant {shown(participant)} is none of the run's {some}"
+    require(name in people, whose)
     return Preparation.of({**people[name], "columns": content["columns"]}, str(folder / PREPARATIONS))
 
 

@@ -42,6 +42,8 @@ CHECKSUM = "description_sha256"
 ARCHIVE = "archive"
 NOT_MODELS = "#arrays"
 
+Models, Facts, Arrays = Mapping[str, Params], Mapping[str, Any], Mapping[str, np.ndarray]
+
 
 class StoreError(CFLError):
     """A run's store cannot be used."""
@@ -69,20 +71,15 @@ class Store:
         return Archive(self.folder / ARCHIVE, self.durable)
 
     def lock(self) -> None:
-        """Locks the store until `unlock`, or until this process ends.
-
-        Raises:
-            StoreError: another run of the same name holds the lock.
-        """
+        """Locks the store until `unlock`, or until this process ends; a StoreError if another run holds the lock."""
         make_folder(self.folder, private=True)
         with writing(self.folder / "lock"):
             self._lock = os.fdopen(private_file(self.folder / "lock", os.O_WRONLY | os.O_CREAT), "w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise StoreError(
-                f"{self.folder} is in use by another run of this name; give this run another run_name"
-            ) from error
+            reason = f"{self.folder} is in use by another run of this name"
+            raise StoreError(f"{reason}; give this run another run_name") from error
 
     def unlock(self) -> None:
         self._lock.close()
@@ -98,13 +95,7 @@ class Store:
             for path in (*self.folder.glob("round-*"), *self.folder.glob(ARCHIVE)):
                 path.rename(previous / path.name)
 
-    def save(
-        self,
-        number: int,
-        models: Mapping[str, Params],
-        metadata: Mapping[str, Any],
-        others: Mapping[str, np.ndarray] | None = None,
-    ) -> None:
+    def save(self, number: int, models: Models, metadata: Facts, others: Arrays | None = None) -> None:
         """Writes the version after this number of rounds, then deletes all but the last two.
 
         Models' names must not contain ``|``; ``others`` are arrays that are not models.
@@ -127,13 +118,7 @@ class Store:
             old.with_suffix(".json").unlink(missing_ok=True)
             old.unlink(missing_ok=True)
 
-    def try_to_save(
-        self,
-        number: int,
-        models: Mapping[str, Params],
-        metadata: Mapping[str, Any],
-        others: Mapping[str, np.ndarray] | None = None,
-    ) -> str | None:
+    def try_to_save(self, number: int, models: Models, metadata: Facts, others: Arrays | None = None) -> str | None:
         """As `save`, but a run goes on without it: it could resume from the version before, and tries again next time.
 
         Returns why it cannot be written, in one line; None if it was.
@@ -191,10 +176,9 @@ class Store:
         return packed, {**metadata, "arrays": others} if others else metadata
 
     def latest(self, layout: Layout) -> tuple[int, dict[str, Params], dict[str, Any]]:
-        """The newest intact version: its round, models and metadata. Damaged versions are logged and skipped.
+        """The newest intact version: its round, models and metadata; a StoreError says that there is none.
 
-        Raises:
-            StoreError: there is none.
+        Damaged versions are logged and skipped.
         """
         for number in reversed(self.versions()):
             try:
@@ -202,9 +186,8 @@ class Store:
             except PayloadError as error:
                 logger.warning("%s; falling back to the version before it", error)
         there = sorted({path.parents[1].name for path in self.folder.parents[1].glob("*/*/round-*.json")})
-        raise StoreError(
-            f"{self.folder} holds no intact version to resume from; there are runs: {', '.join(there) or 'none'}"
-        )
+        runs = ", ".join(there) or "none"
+        raise StoreError(f"{self.folder} holds no intact version to resume from; there are runs: {runs}")
 
 
 def _sha256(text: str) -> str:

@@ -286,11 +286,7 @@ FIELDS: schema.Fields = {
 
 
 def load_study(folder: str | Path) -> dict[str, Any]:
-    """What a study has found so far.
-
-    Raises:
-        ConfigError: the folder holds none, or its file is damaged.
-    """
+    """What a study has found so far; a ConfigError if the folder holds none, or its file is damaged."""
     path = Path(folder) / STUDY
     if not path.is_file():
         raise ConfigError(f"{folder} holds no study: there is no {STUDY}")
@@ -304,12 +300,7 @@ def load_study(folder: str | Path) -> dict[str, Any]:
 
 
 def find_study(folder: str | Path) -> Path | None:
-    """The folder of the only study in or below a folder; None if there is none.
-
-    Raises:
-        ConfigError: there are several.
-        FileError: there are too many files to look at.
-    """
+    """The folder of the only study in or below a folder; None if there is none. A ConfigError if there are several."""
     folders = sorted(path.parent for path in below(Path(folder)) if path.name == STUDY)
     if len(folders) > 1:
         raise ConfigError(f"{folder} holds several studies: {', '.join(map(str, folders))}; name one")

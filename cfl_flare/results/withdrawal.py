@@ -30,7 +30,6 @@ LINE: schema.Fields = {
     "shares": schema.dict_of(schema.share, lambda k: len(k) < 10 and k.isdecimal()),
 }
 
-
 # What the file must hold for a reader.
 NAMES = schema.list_of(schema.text)
 FIELDS: schema.Fields = {
@@ -83,11 +82,9 @@ def leaving(run: Run, sites: Sequence[str], participants: Sequence[str]) -> list
 
 
 def withdrawal(run: Run, names: Sequence[str], beside: Path, store: Path | None = None) -> Withdrawal:
-    """What some of a run's participants have touched; a FileError if a file is damaged.
+    """What some of a run's participants, by name, have touched; a FileError if a file is damaged.
 
     Args:
-        run: the run.
-        names: theirs.
         beside: the folder whose runs may have started from the run's models.
         store: of the run's checkpoints, below a server's state root; None where it is not here.
     """
