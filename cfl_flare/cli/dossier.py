@@ -151,7 +151,7 @@ def write_dossier(of: Dossier, out: Path, formats: Sequence[str]) -> Path:
     make_folder(out)
     model = of.run.folder / MODELS / f"{of.slot}.safetensors"
     if formats:
-        from cfl_flare.cli.convert import portable_of
+        from cfl_flare.cli.predict import portable_of
         from cfl_flare.training.formats import write_formats
 
         write_formats(out, of.slot, portable_of(model), formats)

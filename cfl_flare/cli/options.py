@@ -144,9 +144,6 @@ class AddPenalty(argparse.Action):
         namespace.method[-1][1].append(values)
 
 
-# ---- Options ----
-
-
 def explain(command: Parser, description: str | None = None, epilog: str = "") -> None:
     """Gives a command with many settings its two pages of help, and ``--config``."""
     command.description, command.formatter_class = description, FirstDayHelp
@@ -242,9 +239,6 @@ def say(console: Console, *lines: object, style: str | None = None) -> None:
 def given(arguments: argparse.Namespace, *classes: type) -> dict[str, Any]:
     """The values of those dataclasses' settings that the command has options for."""
     return {name: getattr(arguments, name) for name in settings_of(*classes) if hasattr(arguments, name)}
-
-
-# ---- Settings files ----
 
 
 def with_config(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:

@@ -156,15 +156,8 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
         return attempt
     make_folder(out)
     say(console, *plan.data.described(trainer.reader), *clipped_line(trainer.hosted(VALIDATION)))
-    running = Study(
-        trainer,
-        candidates,
-        settings,
-        journal_of(attempt),
-        lambda journal: save(out, running, journal, facts),
-        partial(say, console),
-        plan.server.seed,
-    )
+    journal, report, seed = journal_of(attempt), partial(say, console), plan.server.seed
+    running = Study(trainer, candidates, settings, journal, lambda new: save(out, running, new, facts), report, seed)
     with trainer.locked():
         options.write_config(arguments, out / CONFIG)
         save(out, running, running.journal, facts)

@@ -69,10 +69,7 @@ def _cells(view: View, people: list[str], columns: list[int], truth: dict[str, s
     by_round = {
         "transform": [{"flatten": ["r", "c"]}],
         "mark": vega.CELL,
-        "encoding": {
-            "x": {**vega.ROUNDS, "scale": scale},
-            "color": vega.colour([cluster_label(k) for k in used]),
-        },
+        "encoding": {"x": {**vega.ROUNDS, "scale": scale}, "color": vega.colour([cluster_label(k) for k in used])},
     }
     at_end = {
         "mark": {**vega.CELL, "width": {"band": 0.9}},

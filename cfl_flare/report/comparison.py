@@ -20,10 +20,8 @@ from cfl_flare.results.bootstrap import Difference, paired_difference, tenth_of
 from cfl_flare.results.run_dir import Run
 from cfl_flare.results.schema import number as is_number
 
-# Runs that are drawn; the table has them all.
-RUNS = 10
-# Runs whose participants are compared with the first run's.
-GAINS = 6
+# Runs that are drawn, and those whose participants are compared with the first run's; the table has them all.
+RUNS, GAINS = 10, 6
 
 
 @dataclass(frozen=True)

@@ -29,17 +29,16 @@ LATE = 0.75
 # Names that are listed.
 NAMED = 20
 
-_ONE = "one"
 # What leaves a participant in a round, as the table in docs/egress.md says.
 LEAVES: Mapping[str, str] = {
-    **dict.fromkeys(("fedavg", "fedprox", "finetune", "ditto", "per-fedavg", "groups"), _ONE),
+    **dict.fromkeys(("fedavg", "fedprox", "finetune", "ditto", "per-fedavg", "groups"), "one"),
+    **dict.fromkeys(("fesem", "wecfl", "fedds", "feddsmic", "cfl", "fl-hc", "fedgroup"), "one"),
     "ifca": "one, which reveals the cluster that the participant picked. With shared_backbone a backbone and a head",
     "cfl-gp": "its model and a gradient in rounds that cluster, in the first one the gradient alone; else one",
     "feddrift": "one; in a period's first round losses and counts in place of a model",
     "flux": "one; in one round a descriptor of its data in place of a model",
     "fedsoft": "one: its personal model, and which cluster it is most in; in every second round its shares, K numbers",
     "clove": "every second round one, and in the others the losses of K models; once clusters are stable one",
-    **dict.fromkeys(("fesem", "wecfl", "fedds", "feddsmic", "cfl", "fl-hc", "fedgroup"), _ONE),
     **dict.fromkeys(("fedper", "fedbabu"), "a backbone"),
     **dict.fromkeys(("cgpfl", "fedac"), "one: its personal model"),
     "cam": "two: the global model's and the cluster model's; in the warm-up one, or none",

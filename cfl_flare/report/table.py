@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
 # An accuracy is shown with that of naming one class, if that is right at least this often.
 FREQUENT = 0.5
-# Metrics that are shown next to those by which the runs are judged.
-MOST = 2
-# Participants of a run that are named.
-NAMED = 10
+# Metrics that are shown next to those by which the runs are judged, and participants of a run that are named.
+MOST, NAMED = 2, 10
 
 
 def in_table(name: Any, limit: int = 200) -> str:

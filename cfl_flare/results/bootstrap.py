@@ -85,8 +85,7 @@ class Draws:
         if participant not in self.participants:
             return {}
         row = self.participants.index(participant)
-        values = {key: of_measure[row] for key, of_measure in self.values.items() if key in points}
-        intervals = {key: interval(drawn, points[key], key) for key, drawn in values.items()}
+        intervals = {key: interval(of[row], points[key], key) for key, of in self.values.items() if key in points}
         return {key: ends for key, ends in intervals.items() if ends is not None}
 
     def of_mean(self, key: str, points: Mapping[str, float]) -> Interval | None:

@@ -142,14 +142,10 @@ class Scored:
         of_all = made[ALL]
         if drawn and isinstance(of_all, Curve):
             made[ALL] = replace(of_all, by_class=[])
-        return Curves(
-            number,
-            self.sites,
-            self.samples,
-            len(range(self.shape[0])[self.chosen]),
-            {label: curve for label, curve in made.items() if isinstance(curve, Curve)},
-            {label: reason for label, reason in made.items() if isinstance(reason, str)},
-        )
+        curves = {label: curve for label, curve in made.items() if isinstance(curve, Curve)}
+        left_out = {label: reason for label, reason in made.items() if isinstance(reason, str)}
+        classes = len(range(self.shape[0])[self.chosen])
+        return Curves(number, self.sites, self.samples, classes, curves, left_out)
 
     def _curve(self, group: Mapping[str, np.ndarray], sites: Mapping[str, str], share: float | None) -> Curve | str:
         """The curve of some participants, or why there is none."""

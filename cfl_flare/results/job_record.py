@@ -42,11 +42,7 @@ KINDS: Mapping[str, schema.Fields] = {
 }
 
 ATTEMPT = "job.json"
-ATTEMPT_FIELDS: schema.Fields = {
-    "name": schema.text,
-    "checked_in": schema.flag,
-    "sites": schema.dict_of(schema.text),
-}
+ATTEMPT_FIELDS: schema.Fields = {"name": schema.text, "checked_in": schema.flag, "sites": schema.dict_of(schema.text)}
 ATTEMPT_OPTIONAL: schema.Fields = {"reason": schema.text}
 READY, SILENT, STARTING = "ready", "its job process gave no sign", "it has not answered"
 ENDED = "its job process ended, and FLARE ends the job for it"

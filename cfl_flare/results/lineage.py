@@ -76,7 +76,6 @@ def records_of(folder: Path, offsets: dict[str, int] | None = None) -> list[tupl
 
     ``offsets`` say where to begin in each file, and are moved to its end.
     """
-    offsets = {} if offsets is None else offsets
     assignments: dict[str, list[str]] = {}
     for line in complete_lines(folder / ASSIGNMENTS, offsets):
         assignments.setdefault(_round_of(line), []).append(line)

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 
 # In the folder of a simulation: how its participants filled up and scaled their tables.
 PREPARATIONS = "preparations.json"
-PREPARATIONS_FIELDS: schema.Fields = {
-    "columns": schema.json_object,
-    "participants": schema.dict_of(schema.json_object),
-}
+PREPARATIONS_FIELDS: schema.Fields = {"columns": schema.json_object, "participants": schema.dict_of(schema.json_object)}
 
 
 def save_served(
