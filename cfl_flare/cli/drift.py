@@ -64,12 +64,12 @@ class Rise:
     bound: float
 
 
-def rise(before: np.ndarray, after: np.ndarray, level: float = 0.05, seed: int = 0) -> Rise:
+def rise(before: np.ndarray, after: np.ndarray, level: float = 0.05) -> Rise:
     """A permutation test of whether the mean of losses ``(m,)`` is above that of earlier ones ``(n,)``.
 
     If both are draws of one distribution, whatever that is, p is at most the level with at most that probability.
     """
-    pooled, rng = np.concatenate((before, after)), stream(seed, "drift")
+    pooled, rng = np.concatenate((before, after)), stream(0, "drift")
     drawn = np.array([pooled[rng.permutation(len(pooled))[: len(after)]].mean() for _ in range(PERMUTATIONS)])
     rises = (drawn - pooled.mean()) * len(pooled) / len(before)  # the mean of those drawn, minus that of the others
     observed = float(after.mean() - before.mean())
@@ -81,8 +81,7 @@ def rise(before: np.ndarray, after: np.ndarray, level: float = 0.05, seed: int =
 def drift(arguments: argparse.Namespace) -> None:
     """``cfl-flare drift`` compares the served model's losses on new data with those on the run's test samples.
 
-    Raises:
-        UnfitError: the losses have risen, by the test; the command's status is then 1.
+    An UnfitError says that the losses have risen, by the test; the command's status is then 1.
     """
     level, name = arguments.level, arguments.participant
     require(0 < level < 0.5, f"--level = {level} should be in (0, 0.5)")

@@ -42,7 +42,6 @@ from cfl_flare.training.tasks import task_for
 
 # Names of environment variables whose values are secret.
 SECRET = re.compile(r"passw|secret|token|credential|api_?key|private_?key|access_?key", re.IGNORECASE)
-PACKAGES = ("nvflare", "torch", "numpy")
 STEPS = 5
 # The last two versions of a participant's memory, the served model, and room to write the next ones.
 MODELS_ON_DISK = 10
@@ -69,7 +68,7 @@ def versions() -> Iterator[Finding]:
     yield Finding("Python", platform.python_version())
     yield Finding("cfl_flare", version("cfl-flare"))
     wanted = {r.name: r for r in map(Requirement, requires("cfl-flare") or ())}
-    for name in PACKAGES:
+    for name in ("nvflare", "torch", "numpy"):
         try:
             installed = version(name)
             suitable = installed in wanted[name].specifier

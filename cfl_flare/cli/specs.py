@@ -144,10 +144,9 @@ def model_of_job(text: str | None, source: DataSource, data: str, training: Trai
     try:
         return model_spec(text, *shape_and_outputs(source, data, training))
     except DataError as error:
-        raise ConfigError(
-            f"the model's input_shape and num_classes are not given, and cannot be read from the data here ({error}); "
-            f"give --model {name}:input_shape=[1,28,28],num_classes=10 with the sites' own, or a --data that is here"
-        ) from error
+        reason = f"input_shape and num_classes are not given, and cannot be read from the data here ({error})"
+        named = f"--model {name}:input_shape=[1,28,28],num_classes=10 with the sites' own"
+        raise ConfigError(f"the model's {reason}; give {named}, or a --data that is here") from error
 
 
 def shape_and_outputs(source: DataSource, data: str, training: TrainSettings) -> tuple[tuple[int, ...], int, bool]:

@@ -25,7 +25,6 @@ from cfl_flare.results.schema import number as is_number
 
 # Measures of calibration, by the names that tasks give them.
 CALIBRATION = {"ece": "Calibration error (ECE)", "brier": "Brier score"}
-DOWN, UP = "to the participants", "from the participants"
 # Models that are drawn, and the most cells whose values are written in them.
 MODELS, WRITTEN = 20, 400
 # False positive rates at which the table has sensitivities.
@@ -221,7 +220,8 @@ def traffic(view: View) -> Section | None:
     if not records:
         return None
     down, up = (accumulate([record[key] for record in records]) for key in ("bytes_down", "bytes_up"))
-    sent = {record["round"]: {DOWN: d / 1e6, UP: u / 1e6} for record, d, u in zip(records, down, up)}
+    ways = ("to the participants", "from the participants")
+    sent = {record["round"]: dict(zip(ways, (d / 1e6, u / 1e6))) for record, d, u in zip(records, down, up)}
     summary = view.run.summary
     text = (
         f"{filesize.decimal(int(summary['bytes_down']))} to the participants and "

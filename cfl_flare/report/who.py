@@ -44,12 +44,9 @@ def _of_features(view: View) -> Section:
     names = [view.shown[features.participants[i]] for i in known]
     clusters, similar = [features.clusters[i] for i in known], similar[np.ix_(known, known)]
     cells, leaves = (thinned(range(len(known)), most) for most in (CELLS, LEAVES))
-    notes = []
-    if len(known) < n:
-        left_out = f"{n - len(known)} participants are left out"
-        notes.append(f"{left_out}: their features are zeros, or the summary lacks them.")
-    if len(cells) < len(known):
-        notes.append(f"The matrix has {len(cells)}, the plane and the tree {len(leaves)} of {len(known)} participants.")
+    left_out = f"{n - len(known)} participants are left out: their features are zeros, or the summary lacks them."
+    drawn = f"The matrix has {len(cells)}, the plane and the tree {len(leaves)} of {len(known)} participants."
+    notes = [left_out] * (len(known) < n) + [drawn] * (len(cells) < len(known))
     text = (
         f"Features are what the method clusters by; these are of round {features.round + 1}, the last one kept, "
         f"of the {n} participants that took part in it. Similarity is the cosine of two participants' features."
@@ -59,8 +56,8 @@ def _of_features(view: View) -> Section:
     if len(leaves) > 2:
         labels, groups = [names[i] for i in leaves], [cluster_label(clusters[i]) for i in leaves]
         colour = vega.colour([cluster_label(k) for k in sorted({clusters[i] for i in leaves})])
-        drawn = similar[np.ix_(leaves, leaves)]
-        plots += [_plane(labels, groups, drawn, colour), _tree(labels, groups, drawn, colour)]
+        shown = similar[np.ix_(leaves, leaves)]
+        plots += [_plane(labels, groups, shown, colour), _tree(labels, groups, shown, colour)]
     return Section("Who is with whom", text=[text], plots=plots, notes=notes)
 
 

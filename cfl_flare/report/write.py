@@ -25,7 +25,6 @@ from cfl_flare.results.study import STUDY
 
 REPORT = "report.html"
 LARGEST = 2_000_000
-# The parts of a run's report, in order.
 SECTIONS: Sequence[Callable[[View], Section | None]] = (
     *(head, participants, who, convergence, moves, sizes, quality),
     *(number_of_clusters, cross_site, discrimination, traffic, failures, settings),

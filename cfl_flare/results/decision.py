@@ -250,8 +250,7 @@ def _no_better_than_naming(best: Sequence[Measured], metric: str, seed: int) -> 
     if not leads or any(lead.low > 0 for lead in leads):
         return ""
     top = max(leads, key=lambda lead: lead.gain)
-    return (
-        f"accuracy {figure(top.mean)} is no better than naming the most frequent class everywhere, "
-        f"{figure(top.reference)} ({signed(top.gain)}, 95 % interval {signed(top.low)} to {signed(top.high)}); "
-        "judge by another key_metric, such as loss or auroc"
-    )
+    naming = f"naming the most frequent class everywhere, {figure(top.reference)}"
+    by = f"{signed(top.gain)}, 95 % interval {signed(top.low)} to {signed(top.high)}"
+    way_out = "judge by another key_metric, such as loss or auroc"
+    return f"accuracy {figure(top.mean)} is no better than {naming} ({by}); {way_out}"

@@ -109,10 +109,9 @@ class JobRecord:
             if not any(old["job"] == job and old["kind"] == JOB and {**old, **new} == old for old in lines):
                 self._write(JOB, job, **new)
         if why is not None:
-            raise DifferenceError(
-                f"job {facts['name']} ({job}) of {', '.join(names)}: {why}. If the hospitals agree to that, run "
-                f"'cfl-flare site allow {job}', and let its author submit it again with another seed"
-            )
+            way_out = f"run 'cfl-flare site allow {job}', and let its author submit it again with another seed"
+            refused = f"job {facts['name']} ({job}) of {', '.join(names)}: {why}"
+            raise DifferenceError(f"{refused}. If the hospitals agree to that, {way_out}")
 
     def note(self, kind: str, job: str, **fields: Any) -> None:
         """Appends a line: `ROUND` before the site works in one, `MEAN` if fewer sites were averaged than planned."""

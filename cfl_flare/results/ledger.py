@@ -135,13 +135,9 @@ class Ledger:
         return self._balance.counts.get((self._balance.first_of(job), participant))
 
     def enter(self, job: LedgerJob, participant: str, spends: Sequence[Spend], **fields: Any) -> None:
-        """Writes what a participant is about to spend.
+        """Writes what a participant is about to spend, in a ``round``, or by the ``counts`` that it is about to say.
 
-        Args:
-            fields: ``round``, or the ``counts`` that it is about to say.
-
-        Raises:
-            BudgetError: it is more than the run or the site may spend; nothing is written.
+        A BudgetError says that it is more than the run or the site may spend; nothing is written then.
         """
         with self._held():
             self._read()

@@ -68,6 +68,5 @@ def _component(name: str, of: Distribution) -> dict[str, Any]:
     purl = f"pkg:pypi/{name}@{of.version}"
     stated: Any = of.metadata  # a message of e-mail's, of which importlib's type knows less
     licence = stated.get("License-Expression") or stated.get("License")
-    named = [{"license": {"name": plain(licence, 100)}}] if licence else []
-    component = {"type": "library", "bom-ref": purl, "name": name, "version": of.version, "purl": purl}
-    return component | ({"licenses": named} if named else {})
+    licences = {"licenses": [{"license": {"name": plain(licence, 100)}}]} if licence else {}
+    return {"type": "library", "bom-ref": purl, "name": name, "version": of.version, "purl": purl, **licences}

@@ -141,10 +141,9 @@ def _no_file_of(participant: str, run: Path) -> str:
     if (run / SUMMARY).is_file():
         there = [person["name"] for person in load_run(run).summary["participants"]]
         if participant in there:
-            return (
-                f"{run} does not hold what {shown(participant)} predicted with: it was not measured at the end, "
-                "keep_served is off, or it is at its site, below the state root; choose a model of the run with --slot"
-            )
+            reason = "it was not measured at the end, keep_served is off, or it is at its site, below the state root"
+            way_out = "choose a model of the run with --slot"
+            return f"{run} does not hold what {shown(participant)} predicted with: {reason}; {way_out}"
     return f"{run} has no participant {shown(participant)}; it has {listed([*dict.fromkeys(there)]) or 'none'}"
 
 

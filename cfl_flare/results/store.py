@@ -98,10 +98,8 @@ class Store:
     def save(self, number: int, models: Models, metadata: Facts, others: Arrays | None = None) -> None:
         """Writes the version after this number of rounds, then deletes all but the last two.
 
-        Models' names must not contain ``|``; ``others`` are arrays that are not models.
-
-        Raises:
-            FileError: it cannot be written; the versions before it are left.
+        Models' names must not contain ``|``; ``others`` are arrays that are not models. A FileError says that it cannot
+        be written; the versions before it are left.
         """
         make_folder(self.folder, private=True)
         arrays = {f"{name}|{key}": a for name, p in models.items() for key, a in p.arrays().items()}
@@ -292,10 +290,8 @@ class Checkpoint:
     ) -> Checkpoint | None:
         """The newest intact checkpoint of a run with these settings; None if there is none.
 
-        ``as_written_now`` turns settings that an earlier version wrote into those that this one writes.
-
-        Raises:
-            StoreError: it is of a run with other settings.
+        ``as_written_now`` turns settings that an earlier version wrote into those that this one writes. A StoreError
+        says that the checkpoint is of a run with other settings.
         """
         if not store.versions():
             return None
