@@ -18,7 +18,6 @@ from cfl_flare.report.page import ROWS, Plot, Section, Series, Table, View, line
 from cfl_flare.report.text import axis_title, cut, finite, interval, measure_name, number, signed, told_apart, unique
 from cfl_flare.results.bootstrap import Difference, paired_difference, tenth_of
 from cfl_flare.results.run_dir import Run
-from cfl_flare.results.schema import number as is_number
 
 # Runs that are drawn, and those whose participants are compared with the first run's; the table has them all.
 RUNS, GAINS = 10, 6
@@ -157,10 +156,7 @@ def gains(compared: Runs) -> Section | None:
 def _gains(compared: Runs, i: int) -> Plot | None:
     """Those of one run; None if it has no participant in common with the first run that measured in both."""
     key, measure, paired = f"served_{compared.metric}", measure_name(compared.metric), compared.differences[i - 1]
-    first, values = (
-        {person["name"]: person[key] for person in run.summary["participants"] if is_number(person.get(key))}
-        for run in (compared.runs[0], compared.runs[i])
-    )
+    first, values = compared.runs[0].values(key), compared.runs[i].values(key)
     differences = {name: value - first[name] for name, value in values.items() if name in first}
     order = [name for name in differences if finite(differences[name]) is not None]
     if not order:

@@ -211,9 +211,8 @@ def paired_difference(run: Run, other: Run, metric: str) -> Difference:
         PayloadError: a file of draws is damaged.
     """
     key = metric if metric.startswith("served_") else f"served_{metric}"
-    points, draws = list[dict[str, float]](), list[Draws]()
+    points, draws = [side.values(key) for side in (run, other)], list[Draws]()
     for side in (run, other):
-        points.append({p["name"]: p[key] for p in side.summary["participants"] if schema.number(p.get(key))})
         drawn = read_draws(side.folder)
         if drawn is None or key not in drawn.values:
             way_out = "run it with training's bootstrap, such as 200"
@@ -298,5 +297,4 @@ def worst_tenth(draws: Draws, key: str, points: Mapping[str, float], metric: Met
 def tenth_of(run: Run) -> tuple[float, Interval] | None:
     """That of a run's metric; None without draws."""
     draws, key = read_draws(run.folder), f"served_{run.metric.name}"
-    points = {p["name"]: p[key] for p in run.summary["participants"] if schema.number(p.get(key))}
-    return None if draws is None else worst_tenth(draws, key, points, run.metric)
+    return None if draws is None else worst_tenth(draws, key, run.values(key), run.metric)

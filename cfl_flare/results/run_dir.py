@@ -177,6 +177,10 @@ class Run:
         name = self.summary.get("train_script")
         return name if isinstance(name, str) else None
 
+    def values(self, key: str) -> dict[str, float]:
+        """By participant, its number of this name; who has none is left out."""
+        return {p["name"]: p[key] for p in self.summary["participants"] if schema.number(p.get(key))}
+
     @property
     def reported(self) -> list[str]:
         """The metrics of served models that most participants reported, in their order."""
