@@ -144,7 +144,7 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
     @contextmanager
     def watch(name: str, rounds: int) -> Iterator[Callable[[RoundMetrics], None]]:
         with Display(console, [name], rounds, trainer.metric) as display:
-            yield lambda measured: display.update(name, [measured.record])
+            yield partial(display.measured, name)
 
     trainer = InProcess(plan, out, watch, partial(say, console))
     candidates = first_candidates(trainer.module, methods, trainer.training.built_task())

@@ -63,7 +63,7 @@ def canonical(value: Any) -> str:
 
 
 def digest_of(value: Any) -> str:
-    return hashlib.sha256(canonical(value).encode()).hexdigest()
+    return _sha256(canonical(value))
 
 
 def data_digests(participants: Iterable[Mapping[str, Any]]) -> dict[str, str]:
