@@ -42,7 +42,9 @@ CHECKSUM = "description_sha256"
 ARCHIVE = "archive"
 NOT_MODELS = "#arrays"
 
-Models, Facts, Arrays = Mapping[str, Params], Mapping[str, Any], Mapping[str, np.ndarray]
+Models = Mapping[str, Params]
+Facts = Mapping[str, Any]
+Arrays = Mapping[str, np.ndarray]
 
 
 class StoreError(CFLError):

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cfl_flare.core import files
 from cfl_flare.core.errors import BudgetError, LedgerError
 from cfl_flare.results import ledger as module
 from cfl_flare.results.balance import LedgerJob
@@ -292,7 +293,7 @@ def test_a_process_that_dies_within_a_spend_has_spent_what_it_may_have_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     ledger = made(tmp_path)
-    append, write = module.append, module.atomic_write
+    append, write = files.append, files.atomic_write
 
     def dying_append(path: Path, text: bytes, durable: bool) -> None:
         part = {"before the line": b"", "within the line": text[:-1]}.get(step, text)
@@ -306,8 +307,8 @@ def test_a_process_that_dies_within_a_spend_has_spent_what_it_may_have_drawn(
         raise DiedError
 
     with monkeypatch.context() as patch, pytest.raises(DiedError):
-        patch.setattr(module, "append", dying_append)
-        patch.setattr(module, "atomic_write", dying_write)
+        patch.setattr(files, "append", dying_append)
+        patch.setattr(files, "atomic_write", dying_write)
         books(ledger).spend("p0", 6, [gaussian(4)])
     written = step.startswith("after")
     again = ledger_in(tmp_path)
