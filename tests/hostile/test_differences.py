@@ -218,10 +218,10 @@ def test_a_damaged_record_ends_this_sites_part_with_one_clear_error(hospitals, d
 def test_on_a_full_disk_a_site_takes_no_part(hospitals, monkeypatch):
     hospitals.submit(hospitals.names)
 
-    def full(*arguments):
+    def full(*arguments, **fields):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("cfl_flare.core.files.append", full)
+    monkeypatch.setattr(JobRecord, "_write", full)
     job = hospitals.submit(hospitals.names)
     assert job.failures() == {"disk"} and not job.updates
 
