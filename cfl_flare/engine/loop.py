@@ -158,7 +158,7 @@ def _observers(site: Site, settings: ServerSettings) -> list[Observer]:
     runtime = site.runtime
     scored = Scored.of(site.score_shape, runtime.task.link, settings.floor.sites, real=False)
     training = runtime.settings
-    return [*observers_of(settings, scored=scored, bootstrap=training.bootstrap), Membership(training.membership)]
+    return [*observers_of(scored=scored, bootstrap=training.bootstrap), Membership(training.membership)]
 
 
 def _keeper(recorder: Recorder, site: Site, server: Server) -> Callable[[str, Served], None]:

@@ -97,8 +97,3 @@ class Carried:
             else:
                 lost[name] = f"carrier: {name}'s model should be included in {carrier}'s, which has none of its cluster"
         return weights if any(carrier for _, _, carrier in self._updates.values()) else {}, lost
-
-
-def weighed(weights: Mapping[str, float], update: Update) -> Update:
-    """An update with the weight that `Carried` gives it."""
-    return replace(update, weight=weights[update.participant])

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,23 +20,12 @@ from cfl_flare.core.files import atomic_write
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.text import plain, shown
 from cfl_flare.engine.clipping import Norms, Statistics, clipped
-from cfl_flare.engine.observers import Asked, Observer, Running
-from cfl_flare.engine.partial_sums import Carried, no_sums, weighed
+from cfl_flare.engine.observers import Asked, Running
+from cfl_flare.engine.partial_sums import Carried, no_sums
 from cfl_flare.engine.task import Result, Task, check_result, check_update
 from cfl_flare.methods import Update
 from cfl_flare.methods.slots import travelling
 from cfl_flare.methods.state import Download, Mapped, heads
-
-
-class Serving(Running, Protocol):
-    """What a round sees of its server."""
-
-    layout: Layout
-    observers: Sequence[Observer]
-    float_bytes: int
-
-    @property
-    def bank(self) -> Mapping[str, Params]: ...
 
 
 class Round:
@@ -53,7 +42,7 @@ class Round:
         clipped: by participant, how many times further than allowed its update moved; known once there are `updates`.
     """
 
-    def __init__(self, server: Serving, tasks: Mapping[str, Task], downloads: Mapping[str, Download]):
+    def __init__(self, server: Running, tasks: Mapping[str, Task], downloads: Mapping[str, Download]):
         self.tasks, self.downloads = tasks, downloads
         self._server, self._participants = server, server.participants
         self.results: dict[str, Result] = {}
@@ -154,7 +143,9 @@ class Round:
         bound = self._server.settings.clip_norm
         updates = stored if bound is None else self._bounded(stored, bound)
         names = [update.participant for update in heads(stored)]
-        return Mapped(updates, partial(weighed, weights)) if weights else updates, names, bool(weights)
+        if weights:
+            updates = Mapped(updates, lambda update: replace(update, weight=weights[update.participant]))
+        return updates, names, bool(weights)
 
     def _bounded(self, updates: Sequence[Update], bound: float) -> Sequence[Update]:
         excess, (ranges, beyond) = self._norms.excess(bound), self._statistics.excess(bound)

@@ -90,8 +90,7 @@ class Server:
         self.recorder, self.progress = equipment.recorder, equipment.progress
         self.float_bytes = equipment.float_bytes
         self.earlier_means = equipment.earlier_means
-        observers = equipment.observers
-        self.observers = observers_of(settings) if observers is None else observers
+        self.observers = observers_of() if equipment.observers is None else equipment.observers
         self.participants = {p.name: p for p in participants}
         require(len(self.participants) == len(participants), "run: two participants have the same name")
         count = self._sample_size()

@@ -164,7 +164,7 @@ class ClusteringAggregator(ModelAggregator):
         of_scores = (shape, task.link, settings.floor.sites)
         scored = None if shape is None else Scored.of(*of_scores, not simulated(fl_ctx))
         ranges = task.ranges(training.measures) if self.ranged else None
-        asking = observers_of(settings, ranges, scored, training.bootstrap, start.drawn)
+        asking = observers_of(ranges, scored, training.bootstrap, start.drawn)
         equipment = replace(
             equipment,
             logits=logits,

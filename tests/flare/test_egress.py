@@ -387,7 +387,7 @@ def at_the_end(ranges=RANGES) -> Server:
         people,
         ServerSettings(1),
         FedAvg().start(initial),
-        Equipment(observers=observers_of(ServerSettings(1), ranges, bootstrap=TIMES)),
+        Equipment(observers=observers_of(ranges, bootstrap=TIMES)),
     )
     assert all(task.train and not task.questions for task in server.tasks().values())
     for name, samples in (("a", 1), ("b", 3)):
@@ -514,7 +514,7 @@ def test_draws_in_a_round_that_did_not_ask_for_them():
         people,
         ServerSettings(1),
         FedAvg().start(initial),
-        Equipment(observers=observers_of(ServerSettings(1), bootstrap=TIMES)),
+        Equipment(observers=observers_of(bootstrap=TIMES)),
     )
     server.tasks()
     early = Result("a", update("a", 1, "global", 1, 1), {"bootstrap": {"draw": 9, "values": {}}})

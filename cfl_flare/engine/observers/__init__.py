@@ -13,7 +13,6 @@ from cfl_flare.engine.observers.membership import Membership
 from cfl_flare.engine.observers.metrics import Metrics, Ranges
 from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
 from cfl_flare.engine.observers.scores import Scores
-from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.results.curves import Scored
 
 __all__ = ["ANSWERING", "Asked", "CrossSite", "Membership", "Observer", "Probe", "Running", "observers_of"]
@@ -25,29 +24,23 @@ ANSWERING: dict[str, type[Observer]] = {
 
 
 def observers_of(
-    settings: ServerSettings,
-    ranges: Ranges = None,
-    scored: Scored | None = None,
-    bootstrap: int = 0,
-    drawn: Sequence[str] = (),
+    ranges: Ranges = None, scored: Scored | None = None, bootstrap: int = 0, drawn: Sequence[str] = ()
 ) -> list[Observer]:
     """A run's observers, in the order in which they complete a round's record.
 
     Args:
-        settings: the schedule.
         ranges: of the measures that participants are asked for; None where a script measures what it likes.
         scored: what participants' histograms of scores are of; None where none are asked for.
         bootstrap: how often participants draw their test splits anew to measure the final models.
         drawn: which measures they compute on draws; none for all.
     """
-    share, stopping = settings.max_weight_share, settings.early_stopping
     return [
-        Analysis(settings.keep_features),
-        Metrics(stopping.named, share, ranges),
-        Scores(scored, share),
-        Bootstrap(bootstrap, drawn, share, ranges),
+        Analysis(),
+        Metrics(ranges),
+        Scores(scored),
+        Bootstrap(bootstrap, drawn, ranges),
         ClassCounts(bootstrap > 0),
-        CrossSite(settings.cross_site_evaluation, ranges),
+        CrossSite(ranges),
         Recording(),
-        Stopping(stopping),
+        Stopping(),
     ]

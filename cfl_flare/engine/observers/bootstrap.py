@@ -27,14 +27,13 @@ class Bootstrap(Observer):
     Args:
         times: how many draws; 0 for none.
         measures: what is computed on them; empty for all that participants measure.
-        share: the largest share of one site's weight in a mean; None for no bound.
         ranges: of the measures.
     """
 
     key: ClassVar[str] = "bootstrap"
 
-    def __init__(self, times: int = 0, measures: Sequence[str] = (), share: float | None = None, ranges: Ranges = None):
-        self._times, self._measures, self._share, self._ranges = times, list(measures), share, ranges
+    def __init__(self, times: int, measures: Sequence[str], ranges: Ranges):
+        self._times, self._measures, self._ranges = times, list(measures), ranges
 
     def question(self, server: Running, participant: str) -> dict[str, Any] | None:
         """After the last round, how often to draw, at most as the job's training says, and what to measure."""
@@ -89,19 +88,15 @@ class Bootstrap(Observer):
     def close(self, server: Running, facts: dict[str, Any]) -> None:
         if self._times and server.recorder is not None:
             drawn = {name: own for name, own in server.round.answers(self.key).items() if own is not None}
-            server.recorder.bootstrap(drawn, server.participants, self._share)
+            server.recorder.bootstrap(drawn, server.participants, server.settings.max_weight_share)
 
 
 class ClassCounts(Observer):
-    """The number of test samples by class, once, beside the intervals that depend on it.
-
-    Args:
-        wanted: whether the run asks for it.
-    """
+    """The number of test samples by class, once if it is ``wanted``, beside the intervals that depend on it."""
 
     key: ClassVar[str] = "test_classes"
 
-    def __init__(self, wanted: bool = False):
+    def __init__(self, wanted: bool):
         self._wanted = wanted
 
     def question(self, server: Running, participant: str) -> dict[str, Any] | None:

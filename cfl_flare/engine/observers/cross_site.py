@@ -34,21 +34,17 @@ def named_models(server: Running, models: Mapping[str, Served]) -> dict[str, Nam
 class CrossSite(Observer):
     """Metrics of all clusters' models, or of the run's other ones if it has no clusters, at each participant.
 
-    A question is a list of models, see `Named`.
-
-    Args:
-        wanted: whether the run asks for it.
-        ranges: of the measures.
+    A question is a list of models, see `Named`; ``ranges`` are those of the measures.
     """
 
     key: ClassVar[str] = "cross"
 
-    def __init__(self, wanted: bool = False, ranges: Ranges = None):
-        self._wanted, self._ranges = wanted, ranges
+    def __init__(self, ranges: Ranges):
+        self._ranges = ranges
         self._models: list[list[Any]] | None = None
 
     def question(self, server: Running, participant: str) -> list[list[Any]] | None:
-        if not self._wanted or not server.finished:
+        if not server.settings.cross_site_evaluation or not server.finished:
             return None
         if self._models is None:
             left = server.travelling_models()
@@ -75,11 +71,11 @@ class CrossSite(Observer):
         strange = sorted(answer.keys() - known)
         if strange:
             raise PayloadError("metric", f"{asked.name} was not asked to measure the model {shown(strange[0])}")
-        for found in answer.values():
-            check_metrics(found, asked, ("",), self._ranges, ("",))
+        for metrics in answer.values():
+            check_metrics(metrics, asked, ("",), self._ranges, ("",))
         return answer
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:
-        if self._wanted and server.recorder is not None:
-            found = {name: own or {} for name, own in server.round.answers(self.key).items()}
-            server.recorder.cross_site(found, server.participants, server.state)
+        if server.settings.cross_site_evaluation and server.recorder is not None:
+            answers = {name: answer or {} for name, answer in server.round.answers(self.key).items()}
+            server.recorder.cross_site(answers, server.participants, server.state)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cfl_flare.core.files import file_sha256
-from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.observers.observer import Observer, Running
 from cfl_flare.methods import Assignment, ServerState, Update, describe_method
 from cfl_flare.methods.wrapper import Clustering
@@ -21,18 +20,11 @@ from cfl_flare.results.store import Store
 
 
 class Stopping(Observer):
-    """Keeps the models of the best round so far, and says when the run should end early.
-
-    Args:
-        early_stopping: the run's.
-    """
-
-    def __init__(self, early_stopping: EarlyStopping):
-        self._early_stopping = early_stopping
+    """Keeps the models of the best round so far, and says when the run should end early."""
 
     def collect(self, server: Running, measured: RoundMetrics) -> RoundMetrics:
         """The measured round's models are those of the state as it is now, before the coming round moves it."""
-        progress, rule = server.progress, self._early_stopping.following(server.progress.judged_by)
+        progress, rule = server.progress, server.settings.early_stopping.following(server.progress.judged_by)
         number, scalars = measured.record["round"], deciding(measured, server.round.tested)
         best = None if rule.key is None else rule.key.best(progress.best, number, scalars)
         if best != progress.best:
@@ -46,7 +38,7 @@ class Stopping(Observer):
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:
         progress = server.progress
-        key, best = self._early_stopping.following(progress.judged_by).key, progress.best
+        key, best = server.settings.early_stopping.following(progress.judged_by).key, progress.best
         facts["metric"] = asdict(progress.judged_by)
         facts["best"] = None if key is None or best is None else {"metric": key.name, "mode": key.mode, **best}
 
@@ -59,14 +51,7 @@ def deciding(measured: RoundMetrics, tested: int) -> dict[str, float]:
 
 
 class Analysis(Observer):
-    """What a round's record says of its clustering.
-
-    Args:
-        keep_features: the Gram matrix of the participants' features is kept as well.
-    """
-
-    def __init__(self, keep_features: bool = False):
-        self._keep_features = keep_features
+    """What a round's record says of its clustering; on request the Gram matrix of participants' features is kept."""
 
     def aggregated(
         self, server: Running, before: ServerState, updates: Sequence[Update], assignment: Assignment
@@ -74,7 +59,7 @@ class Analysis(Observer):
         if not Clustering.of(server.method, before).sees(updates):
             return {}
         of_round = (server.method, before, server.state, updates, assignment)
-        if server.recorder is not None and self._keep_features:
+        if server.recorder is not None and server.settings.keep_features:
             server.recorder.features(before.round, gram(*of_round), assignment)
         return analyse(*of_round)
 

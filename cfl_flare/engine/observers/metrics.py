@@ -22,16 +22,13 @@ PREFIXES = ("served_", "trained_")
 class Metrics(Observer):
     """Metrics of each participant; a round's record has their means, the worst ones, and those of each cluster.
 
-    Args:
-        named: the metrics that the run's settings name.
-        share: the largest share of one site's weight in a mean; None for no bound.
-        ranges: of the measures that participants are asked for.
+    ``ranges`` are those of the measures that participants are asked for.
     """
 
     key: ClassVar[str] = "metrics"
 
-    def __init__(self, named: Sequence[Metric] = (), share: float | None = None, ranges: Ranges = None):
-        self._named, self._share, self._ranges = named, share, ranges
+    def __init__(self, ranges: Ranges):
+        self._ranges = ranges
 
     @staticmethod
     def answer(question: Any, probe: Probe) -> dict[str, float]:
@@ -46,24 +43,22 @@ class Metrics(Observer):
 
     def collect(self, server: Running, measured: RoundMetrics) -> RoundMetrics:
         """Completes the record, and settles the metric by which the run is judged once some are reported."""
-        served = server.round.metrics()
+        served, named = server.round.metrics(), server.settings.early_stopping.named
         common, progress = reported(served.values(), server.round.tested), server.progress
         if common and progress.metric is None:
-            progress.metric = asdict(leading(self._named, common))
-        ranked = {m.name: m for m in (Metric(ACCURACY), *(m.of_participants for m in self._named), progress.judged_by)}
+            progress.metric = asdict(leading(named, common))
+        ranked = {m.name: m for m in (Metric(ACCURACY), *(m.of_participants for m in named), progress.judged_by)}
         clusters = server.method.clusters_in(server.state)
         of_round = (measured.record, served, server.participants, server.state)
-        return measure_round(*of_round, clusters, self._share, ranked.values())
+        return measure_round(*of_round, clusters, server.settings.max_weight_share, ranked.values())
 
 
 def check_metrics(
     answer: Any, asked: Asked, prefixes: Sequence[str], ranges: Ranges, every_prefix: Sequence[str] = PREFIXES
 ) -> None:
-    """Checks metrics: finite numbers in their ranges, under names that were asked for.
+    """Checks metrics that a participant sent: finite numbers in their ranges, under names that were asked for.
 
     Args:
-        answer: what a participant sent.
-        asked: what it was asked.
         prefixes: of the names that were asked for.
         ranges: of the measures, without a prefix; None for any that have a metric's name.
         every_prefix: of all names that there are.

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from cfl_flare.core.params import Params
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
@@ -24,32 +24,32 @@ from cfl_flare.training.settings import TrainSettings
 
 
 class Answers(Protocol):
-    """What an observer sees of the current round."""
+    """What an observer sees of the current round; see `cfl_flare.engine.round.Round`."""
 
     @property
-    def tested(self) -> int:
-        """The number of participants with a result that have test samples."""
-        ...
+    def tested(self) -> int: ...
 
-    def metrics(self) -> dict[str, Mapping[str, float]]:
-        """What participants measured, in their order."""
-        ...
+    def metrics(self) -> dict[str, Mapping[str, float]]: ...
 
-    def answers(self, key: str) -> dict[str, Any]:
-        """The answers to one observer, in the participants' order; None of those who sent none."""
-        ...
+    def answers(self, key: str) -> dict[str, Any]: ...
 
 
 class Running(Protocol):
-    """What an observer sees of the server; see `cfl_flare.engine.server.Server`."""
+    """What rounds and observers see of the server; see `cfl_flare.engine.server.Server`."""
 
     method: Method
+    layout: Layout
     settings: ServerSettings
     state: ServerState
     participants: dict[str, Participant]
     progress: Progress
     recorder: Recorder | None
+    observers: Sequence[Observer]
     assembled: dict[str, Params]
+    float_bytes: int
+
+    @property
+    def bank(self) -> Mapping[str, Params]: ...
 
     @property
     def round(self) -> Answers: ...
@@ -64,13 +64,7 @@ class Running(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """What an answer is checked against.
-
-    Attributes:
-        participant: whose answer it is.
-        task: what was asked of it.
-        result: all that it sent.
-    """
+    """What an answer is checked against: whose it is, what was asked, and all that the participant sent."""
 
     participant: Participant
     task: Task

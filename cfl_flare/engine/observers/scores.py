@@ -21,13 +21,12 @@ class Scores(Observer):
 
     Args:
         scored: what histograms are of, and what may be made of them; None where none are asked for.
-        share: the largest share of one site's samples; None for no bound.
     """
 
     key: ClassVar[str] = "scores"
 
-    def __init__(self, scored: Scored | None = None, share: float | None = None):
-        self._scored, self._share = scored, share
+    def __init__(self, scored: Scored | None):
+        self._scored = scored
 
     @staticmethod
     def answer(question: Any, probe: Probe) -> np.ndarray | None:
@@ -67,13 +66,13 @@ class Scores(Observer):
         if self._scored is None:
             return measured
         counts = server.round.answers(self.key)
-        return with_pooled(measured, counts, server.participants, server.state.assignment, self._share)
+        share = server.settings.max_weight_share
+        return with_pooled(measured, counts, server.participants, server.state.assignment, share)
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:
         """The curves of the last measurement."""
         if self._scored is None or server.recorder is None:
             return
-        state = server.state
-        counts = server.round.answers(self.key)
-        of_round = (counts, server.participants, state.assignment, state.round - 1)
-        save_curves(server.recorder.folder, self._scored.curves(*of_round, self._share))
+        of_round = (server.round.answers(self.key), server.participants, server.state.assignment)
+        curves = self._scored.curves(*of_round, server.state.round - 1, server.settings.max_weight_share)
+        save_curves(server.recorder.folder, curves)
