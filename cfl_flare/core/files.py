@@ -221,8 +221,8 @@ def read_text(path: Path, limit: int = MOST_JSON) -> str:
             raise FileError(f"cannot read {path}: {reason}; name another file") from error
 
 
-def read_json(path: Path, limit: int = MOST_JSON) -> Any:
-    return parse_json(read_text(path, limit), str(path))
+def read_json(path: Path) -> Any:
+    return parse_json(read_text(path), str(path))
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
@@ -234,9 +234,9 @@ def parse_json(text: str | bytes, where: str) -> Any:
         raise FileError(f"cannot read {where}: it is not JSON ({reason}); name another file") from error
 
 
-def json_lines(path: Path, limit: int = MOST_LINES) -> Iterator[dict[str, Any]]:
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects in the complete lines of a JSON Lines file that may still be growing."""
-    with open_regular(path, limit) as file:
+    with open_regular(path, MOST_LINES) as file:
         for number, line in enumerate(iter(lambda: file.readline(MOST_JSON + 1), b""), start=1):
             if not line.endswith(b"\n"):
                 if len(line) > MOST_JSON:

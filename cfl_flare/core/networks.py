@@ -13,17 +13,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from cfl_flare.core.config import MISSING, OPEN, POSITIONAL, build, class_path, describe, made_by, one_line, plain_value
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.text import shown
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 # A dictionary shows this many unknown arguments; of more, those without a default.
 MOST_NAMED = 6
@@ -31,23 +30,21 @@ MOST_NAMED = 6
 SIDES = {1: (64,), 2: (28, 32, 64, 224), 3: (16, 32, 64)}
 
 
-def describe_network(network: Any, what: str = "model") -> dict[str, Any]:
+def describe_network(network: Any) -> dict[str, Any]:
     """The ``{"class_path", "args"}`` of a network, a module or already such a dictionary.
 
     A ConfigError if its arguments are not known, or build another network. The message has the dictionary to pass.
     """
-    from torch import nn
-
     if not isinstance(network, nn.Module):
-        return describe(network, what)
-    path, name = class_path(network, what), type(network).__name__
+        return describe(network, "model")
+    path, name = class_path(network, "model"), type(network).__name__
     args, unknown = _read(network)
     spec = {"class_path": path, "args": args}
     problem = _problem(network, spec, unknown)
     if problem is None:
         return spec
     raise ConfigError(
-        f"{what}: {name} as a site would build it is not this one: {problem}. Keep each argument of its constructor as "
+        f"model: {name} as a site would build it is not this one: {problem}. Keep each argument of its constructor as "
         f"an attribute of the same name, or pass {_way_out(type(network), spec, list(unknown))}"
     )
 
@@ -78,8 +75,6 @@ def _read(network: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
     An argument is the attribute of its name, or of its name after an underscore. For a parameter, such as ``bias``, it
     is whether the network has one. The modules of a sequence are its arguments without a name.
     """
-    from torch import nn
-
     lists = (nn.ModuleList, nn.ModuleDict)
     attributes: dict[str, Any] = {name: value is not None for name, value in network._parameters.items()}
     attributes |= {name: module for name, module in network._modules.items() if not isinstance(module, lists)}
@@ -112,7 +107,6 @@ def _read(network: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _written(value: Any, name: str) -> Any:
     """An argument as a job holds it: modules in it by their class and arguments, as the network itself."""
-    from torch import nn
 
     def module(inner: Any) -> Any:
         if not isinstance(inner, nn.Module):
@@ -131,8 +125,6 @@ def _problem(network: nn.Module, spec: Mapping[str, Any], unknown: Mapping[str, 
 
     It is built without memory first: wrong arguments may need more than there is.
     """
-    import torch
-
     parameters = inspect.signature(type(network)).parameters
     for name, reason in unknown.items():
         if parameters[name].default is MISSING or "cannot be written" in reason:
@@ -158,15 +150,12 @@ def _problem(network: nn.Module, spec: Mapping[str, Any], unknown: Mapping[str, 
 
 def _built(spec: Mapping[str, Any]) -> nn.Module:
     """The network that a description builds; the random streams are left alone."""
-    import torch
-
     with torch.random.fork_rng(devices=[]):
-        return build(spec, torch.nn.Module, "model")
+        return build(spec, nn.Module, "model")
 
 
 def _sizes(network: nn.Module, twin: nn.Module) -> str | None:
     """The first array of two networks that differs in name or shape."""
-    from torch.nn.parameter import is_lazy
 
     def shapes(module: nn.Module) -> dict[str, Any]:
         arrays = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
@@ -184,9 +173,6 @@ def _difference(a: Any, b: Any, place: str, seen: set[tuple[int, int]]) -> str |
 
     Functions are alike that have the same code and hold the same, and so are objects of one class that hold the same.
     """
-    import torch
-    from torch import nn
-
     if a is b or (id(a), id(b)) in seen:  # an object may hold itself
         return None
     text = f"{place or 'it'} is {shown(a)} here, {shown(b)} there"
@@ -215,8 +201,6 @@ def _difference(a: Any, b: Any, place: str, seen: set[tuple[int, int]]) -> str |
 
 def _inside(value: Any) -> dict[str, Any]:
     """The contents of a value that decide how a network computes; none for a plain value."""
-    from torch import nn
-
     if isinstance(value, nn.Module):
         internal = vars(nn.Module()).keys()
         parts = {name: item for name, item in vars(value).items() if name not in internal}
@@ -264,8 +248,6 @@ def _outputs(network: nn.Module, twin: nn.Module) -> str | None:
 
 def _answer(network: nn.Module, state: dict[str, Any], given: torch.Tensor) -> Any:
     """The answer of a network with these arrays in evaluation mode; random numbers come from a fixed seed."""
-    import torch
-
     modes = {module: module.training for module in network.modules()}
     try:
         network.eval()
@@ -279,9 +261,6 @@ def _answer(network: nn.Module, state: dict[str, Any], given: torch.Tensor) -> A
 
 def _inputs(network: nn.Module) -> Iterator[torch.Tensor]:
     """Inputs that a network may take: one that it names, or those of the size that its first layer takes."""
-    import torch
-    from torch import nn
-
     drawn = torch.Generator().manual_seed(0)
     first = next(network.parameters(), torch.zeros(1))
     known = getattr(network, "input_shape", None)
