@@ -102,5 +102,5 @@ def rounds(
                     Result(name, moved, {"metrics": {"served_accuracy": 0.5} if order.evaluate else {}}), "site"
                 )
         measured.append(server.finish_round())
-    server.close({})
+    server.close()
     return [m for m in measured if m is not None]

@@ -26,10 +26,10 @@ from cfl_flare.data import DataConfig
 from cfl_flare.data.summary import clipped_line
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
-from cfl_flare.engine.study.candidates import StudySettings, first_candidates
+from cfl_flare.engine.study.candidates import StudySettings, check_candidates, first_candidates
 from cfl_flare.engine.study.file import as_kept, differing, finished, journal_of, save
 from cfl_flare.engine.study.halving import VALIDATION, Study
-from cfl_flare.engine.study.in_process import InProcess, described
+from cfl_flare.engine.study.in_process import InProcess
 from cfl_flare.methods import Groups, Method
 from cfl_flare.report import write
 from cfl_flare.report.table import candidates_table, hospitals_table, print_whole
@@ -148,9 +148,9 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
 
     trainer = InProcess(plan, out, watch, partial(say, console))
     candidates = first_candidates(trainer.module, methods, trainer.training.built_task())
-    trainer.check(candidates)
+    check_candidates(trainer.plan, candidates)
     compared = {key: value for key, value in asdict(settings).items() if key != "minutes"}  # more minutes go on with it
-    facts = as_kept(described(trainer, candidates, compared))
+    facts = as_kept(trainer.described(candidates, compared))
     attempt = earlier(out, facts)
     if attempt is not None and finished(attempt, trainer.rounds):
         return attempt

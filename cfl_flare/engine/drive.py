@@ -70,8 +70,6 @@ def drive(server: Server, transport: Transport, checkpoints: Checkpoints, until:
 
     Args:
         server: at the run's start, or where a checkpoint was written.
-        transport: carries tasks and results.
-        checkpoints: where they are written.
         until: ends the run after this many rounds; a later call goes on from the checkpoint. None for all rounds.
 
     Returns:
@@ -98,23 +96,20 @@ def drive(server: Server, transport: Transport, checkpoints: Checkpoints, until:
             return True
 
 
+@dataclass(frozen=True)
 class InProcess:
     """All participants are in this process.
 
-    Args:
+    Attributes:
         site: hosts them.
         places: the site that the server believes each participant to be at.
         keeper: makes of the server, at its end, what is called with each participant and what that predicts with; None
             for nothing.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        places: Mapping[str, str],
-        keeper: Callable[[Server], Callable[[str, Served], None]] | None = None,
-    ):
-        self._site, self._places, self._keeper = site, places, keeper
+    site: Site
+    places: Mapping[str, str]
+    keeper: Callable[[Server], Callable[[str, Served], None]] | None = None
 
     def only_train(self, server: Server) -> Collection[str]:
         return ()
@@ -122,13 +117,13 @@ class InProcess:
     def exchange(self, server: Server, tasks: Mapping[str, Task]) -> bool:
         number = server.state.round
         models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
-        on_served = self._keeper(server) if self._keeper is not None and server.finished else None
+        on_served = self.keeper(server) if self.keeper is not None and server.finished else None
         for name, task in tasks.items():
-            result = self._site.carry_out(name, task, models, number, on_served)
+            result = self.site.carry_out(name, task, models, number, on_served)
             if result.error is not None:
                 logger.warning("round %d: %s failed: %s, in full: %s", number, name, result.error, result.traceback)
             try:
-                server.accept(result, self._places[name])
+                server.accept(result, self.places[name])
             except PayloadError as error:
                 logger.warning("round %d: %s", number, error)
         return True

@@ -5,10 +5,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,6 @@ def run_loop(
     An interrupted run resumes from its last checkpoint, and ends as it would have without the interruption.
 
     Args:
-        plan: the run.
         folder: where results are written; None for none.
         on_round: called with what was measured of each round.
         checkpoints: where checkpoints are kept, and where an earlier attempt's are resumed from; None for none.
@@ -179,9 +177,9 @@ def describe_run(
 ) -> dict[str, Any]:
     return {
         **({} if private is None else {"private": private}),
-        "data": dataclasses.asdict(data),
-        "run": dataclasses.asdict(settings.in_simulation()),
-        "training": dataclasses.asdict(training),
+        "data": asdict(data),
+        "run": asdict(settings.in_simulation()),
+        "training": asdict(training),
     }
 
 
@@ -196,9 +194,9 @@ def as_written_now(run: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **run,
         "method": method,
-        "data": dataclasses.asdict(from_dict(DataConfig, run["data"], "data")),
-        "run": dataclasses.asdict(from_dict(ServerSettings, run["run"], "run").in_simulation()),
-        "training": dataclasses.asdict(from_dict(TrainSettings, run["training"], "training")),
+        "data": asdict(from_dict(DataConfig, run["data"], "data")),
+        "run": asdict(from_dict(ServerSettings, run["run"], "run").in_simulation()),
+        "training": asdict(from_dict(TrainSettings, run["training"], "training")),
     }
 
 

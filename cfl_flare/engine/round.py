@@ -29,12 +29,7 @@ from cfl_flare.methods.state import Download, Mapped, heads
 
 
 class Round:
-    """A round's tasks by participant, and the results that passed every check.
-
-    Args:
-        server: whose round it is.
-        tasks: what is asked of some of its participants.
-        downloads: what the method distributed to those.
+    """A round's tasks by participant, what the method distributed to those, and the results that passed every check.
 
     Attributes:
         results: by participant, without their updates.
@@ -175,12 +170,7 @@ SPOOL_BYTES, LARGE_UPDATE = 512 * 2**20, 16 * 2**20
 
 
 class Spool:
-    """Keeps the updates of one round by participant, in memory or on disk.
-
-    Args:
-        nbytes: of a model.
-        updates: how many there may be.
-    """
+    """Keeps up to so many updates of a round by participant, in memory or on disk; ``nbytes`` are of a model."""
 
     def __init__(self, nbytes: int, updates: int = 1):
         on_disk = nbytes > LARGE_UPDATE or nbytes * updates > SPOOL_BYTES

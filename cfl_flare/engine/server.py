@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from cfl_flare.core.arrays import Archive
@@ -64,9 +63,7 @@ class Server:
     Args:
         layout: of what travels of the model.
         participants: all of them, in the order in which they are averaged.
-        settings: the schedule.
         state: the state to start from.
-        equipment: what the server works with besides.
 
     Attributes:
         progress: what it knows besides the state.
@@ -146,10 +143,8 @@ class Server:
         groups = self.method.traits.named_groups
         named = {p.name: p.label for p in participants if p.label is not None and p.label in groups}
         self.state = replace(self.state, labels={**named, **self.state.labels})
-        nobody = (
-            f"method {self.method.label}: nobody named one of the groups {shown(groups)}; set CFL_GROUP at the sites"
-        )
-        require(not groups or bool(self.state.labels), nobody)
+        nobody = f"nobody named one of the groups {shown(groups)}; set CFL_GROUP at the sites"
+        require(not groups or bool(self.state.labels), f"method {self.method.label}: {nobody}")
 
     def _sample_size(self) -> int:
         everyone = len(self.participants)
@@ -345,9 +340,9 @@ class Server:
         if self.archive is not None:
             self.archive.prune(number)
 
-    def close(self, extra: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Ends the run; with a recorder, its summary, with the ``extra`` facts, and its models are written."""
-        facts = {**extra, "rejected": dict(self.rejected), **self.floor.facts(self.state)}
+    def close(self) -> None:
+        """Ends the run; with a recorder, its summary and its models are written."""
+        facts = {"rejected": dict(self.rejected), **self.floor.facts(self.state)}
         facts |= {"seed": self.settings.seed, "stopped": self.progress.stopped}
         for observer in self.observers:
             observer.close(self, facts)

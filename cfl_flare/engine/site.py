@@ -51,10 +51,7 @@ class Site:
     """Hosts participants: data loaded once, one resident model, a memory for each participant.
 
     Args:
-        method: the run's method.
         make_model: builds the untrained module.
-        settings: how participants train.
-        seed: the run's seed.
         evaluate_trained: measure the locally trained model as well.
         should_stop: asked before each step whether the job was aborted.
         private: the layers that each participant has for itself; None for none.

@@ -60,7 +60,7 @@ def run(folder: Path, accuracies: list[float], metric: str = "accuracy", odd: st
             server.accept(Result(name, moved, {"metrics": found if order.evaluate else {}}), "site")
         server.finish_round()
         if last:
-            server.close({})
+            server.close()
             return server
 
 

@@ -18,8 +18,8 @@ from cfl_flare.results.study import STUDY, VERSION
 
 def as_kept(facts: Mapping[str, Any]) -> dict[str, Any]:
     """A study's settings as its file holds them."""
-    found: dict[str, Any] = json.loads(json.dumps(unmarked(facts)))
-    return found
+    settings: dict[str, Any] = json.loads(json.dumps(unmarked(facts)))
+    return settings
 
 
 def differing(begun: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
@@ -43,18 +43,12 @@ def journal_of(begun: Mapping[str, Any] | None) -> Journal:
 
 
 def save(folder: Path, study: Study, journal: Journal, facts: Mapping[str, Any]) -> None:
-    """Writes what a study has found so far.
-
-    Args:
-        folder: its folder.
-        study: the study.
-        journal: what it has found.
-        facts: its settings, from `as_kept`.
+    """Writes what a study has found so far; ``facts`` are its settings, from `as_kept`.
 
     Raises:
         FileError: it cannot be written.
     """
     rounds = study.trainer.rounds
-    titles = {one.name: one.entrant.title for one in study.candidates}
+    titles = {candidate.name: candidate.entrant.title for candidate in study.candidates}
     content = {"version": VERSION, "settings": facts, "rounds": rounds, "titles": titles, **journal.to_dict(rounds)}
     atomic_write(folder / STUDY, json.dumps(content, indent=1))

@@ -124,7 +124,6 @@ class Journal:
         k_set: the ends of its nominal 90 % set.
         assignment: the cluster of each hospital that answered.
         searched: the rounds that the search took, and ``search_seconds`` the seconds.
-        rungs: the comparisons.
         verdict: None until there is one.
         words: on the number of clusters, and how sure it is.
     """
@@ -167,9 +166,7 @@ class Study:
     """Compares candidates, and says which to train.
 
     Args:
-        trainer: what trains them.
         candidates: those known before the number of clusters is; as an attribute, all of them once the study has run.
-        settings: how they are compared.
         journal: what an earlier attempt found; it goes on from there.
         save: called whenever there is more of it.
         say: called with one line on each step.

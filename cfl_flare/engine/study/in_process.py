@@ -17,13 +17,12 @@ import numpy as np
 from cfl_flare.core.errors import ConfigError, RunFailedError
 from cfl_flare.data import ParticipantData
 from cfl_flare.engine.drive import Checkpoints
-from cfl_flare.engine.loop import class_counts, class_facts, model_factory, run_loop
+from cfl_flare.engine.loop import class_counts, class_facts, run_loop
 from cfl_flare.engine.observers.bootstrap import Bootstrap
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.study.candidates import (
     Candidate,
-    check_candidates,
     of_candidate,
     private_layers,
     search_candidate,
@@ -85,14 +84,6 @@ class InProcess:
             self._hosted[split] = replace(self.plan.data, measured_on=on).host(self.reader, "local", 0, 1)
         return self._hosted[split]
 
-    def check(self, candidates: Sequence[Candidate]) -> None:
-        """Checks candidates against the model and the settings, before any of them trains.
-
-        Raises:
-            ConfigError: one does not fit.
-        """
-        check_candidates(self.plan, candidates)
-
     def search(self) -> Search:
         """Trains as ``wecfl:k=auto`` until it has found the number of clusters.
 
@@ -123,28 +114,25 @@ class InProcess:
         Raises:
             RunFailedError: it has no checkpoint of this round, or measuring failed.
         """
-        plan = self.plan
-        place = Place.of(plan.site.device, plan.site.gpu_memory)
-        make_model, own = model_factory(plan.model), plan.server
-        site = Site(
-            candidate.method, make_model, self.training, own.seed, device=place.device, private=candidate.private
-        )
+        plan = of_candidate(self.plan, candidate)
+        device, seed = Place.of(plan.site.device, plan.site.gpu_memory).device, plan.server.seed
+        site = Site(plan.method, plan.make_model, self.training, seed, device=device, private=plan.job.private)
         site.add(self.hosted(split))
         checkpoint, _ = Checkpoint.read(self._store(candidate.name), site.runtime.division.layout)
-        state = replace(checkpoint.state, period=own.period_at(rounds) or 0)
+        period = plan.server.period_at(rounds)
+        state = replace(checkpoint.state, period=period or 0)
         if state.round != rounds:
             raise RunFailedError(f"study: {candidate.name} has {state.round} rounds, not {rounds}; use a new folder")
-        site.memory.update({name: dict(one) for name, one in checkpoint.memory.items()})
-        key, found = f"served_{self.metric.name}", dict[str, AtHospital]()
+        site.memory.update({name: dict(memory) for name, memory in checkpoint.memory.items()})
+        key, measured = f"served_{self.metric.name}", dict[str, AtHospital]()
         counts = class_counts(site.runtime.task, self.hosted(split))
         said = time.monotonic()
         for number, (name, data) in enumerate(site.hosted.items()):
             if time.monotonic() - said > SECONDS:
                 said = time.monotonic()
                 self._say(f"{candidate.name}: measured on {split} samples of {number} of {len(site.hosted)} hospitals")
-            sent = candidate.method.distribute(state, name)
-            task = Task.of(sent, train=False, evaluate=True, period=own.period_at(rounds))
             draws = {Bootstrap.key: {"times": self.training.bootstrap, "measures": [self.metric.name]}}
+            task = Task.of(plan.method.distribute(state, name), train=False, evaluate=True, period=period)
             task = replace(task, questions=draws)
             result = site.carry_out(name, task, with_parts(state.bank, list(task.needed)), rounds)
             if result.error is not None:
@@ -153,10 +141,10 @@ class InProcess:
             if key in result.metrics and drawn is not None:
                 values = np.array(drawn["values"].get(key, ()), np.float64)
                 facts = (len(data.train), len(data.test), drawn["draw"])
-                found[name] = AtHospital(*facts, result.metrics[key], values, counts.get(name, ()))
-        if not found:
+                measured[name] = AtHospital(*facts, result.metrics[key], values, counts.get(name, ()))
+        if not measured:
             raise RunFailedError(f"study: no participant measured {self.metric.name} on {split} samples")
-        return found
+        return measured
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -176,8 +164,8 @@ class InProcess:
         finally:
             store.unlock()
 
-    def settings(self) -> dict[str, Any]:
-        """What makes two studies the same, as JSON values."""
+    def described(self, candidates: Sequence[Candidate], settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What makes two studies the same, for their files, as JSON values."""
         plan = self.plan
         return {
             "model": plan.model,
@@ -186,13 +174,10 @@ class InProcess:
             "run": asdict(plan.server.in_simulation()),
             "training": asdict(self.training),
             **class_facts(self.reader, self.training.built_task(), self.hosted(TEST)),
+            "candidates": [candidate.described() for candidate in candidates],
+            "study": dict(settings),
         }
 
     def clean(self) -> None:
         """Deletes the checkpoints of a finished study."""
         shutil.rmtree(self.out / CHECKPOINTS, ignore_errors=True)
-
-
-def described(trainer: InProcess, candidates: Sequence[Candidate], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A study's settings, for its file."""
-    return {**trainer.settings(), "candidates": [one.described() for one in candidates], "study": dict(settings)}
