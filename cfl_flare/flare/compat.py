@@ -19,14 +19,13 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_def import Job, get_job_meta_study
+from nvflare.apis.job_def import Job
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet import cell
 from nvflare.fuel.f3.message import Message
@@ -37,9 +36,8 @@ from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.defs import CellMessageHeaderKeys, SpecialTaskName, TaskConstant
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
-from cfl_flare.core.config import from_dict, require, unmarked
+from cfl_flare.core.config import require
 from cfl_flare.core.errors import ClassError, ConfigError
-from cfl_flare.data import DataConfig, DataSource
 
 # What FLARE's parsers of HOCON and YAML replace by variables, and where they read other files or addresses.
 REPLACED = re.compile(r"\$\{|\binclude\b", re.IGNORECASE)
@@ -129,34 +127,6 @@ def on_one_machine(fl_ctx: FLContext) -> bool:
         return False
 
 
-def data_config(data: Mapping[str, Any], fl_ctx: FLContext, source: DataSource | None = None) -> DataConfig:
-    """How a job deals data out. At real sites its owners have no names: they would be compared with the sites' own.
-
-    Raises:
-        ConfigError: at a real site, which a POC's is not, it deals out the site's own data.
-    """
-    config = from_dict(DataConfig, unmarked(data), "data")
-    if simulated(fl_ctx):
-        return config
-    if not (config.partition is None or source is None or source.public or on_one_machine(fl_ctx)):
-        config.check_public(source)
-    return replace(config, owners=())
-
-
-def study_of(fl_ctx: FLContext, named: str | None = None) -> str:
-    """The study that the job belongs to, whose data it reads; for a job without one, FLARE says ``default``.
-
-    Raises:
-        ConfigError: the job names the data of another study.
-    """
-    study = str(get_job_meta_study(fl_ctx.get_prop(FLContextKey.JOB_META)))
-    require(
-        named in (None, study),
-        f"data site: study = {named!r}: the job is of study {study!r}, and reads no other's data; leave it out",
-    )
-    return study
-
-
 class _Literal(ConfigLoader):
     """Parses a configuration in which nothing is replaced or included."""
 
@@ -190,11 +160,8 @@ def parse_literally() -> None:
 def fail_undecodable(engine: Any, fail: Callable[[str, str], None]) -> None:
     """From now on, an answer that cannot be decoded is an empty one, and its site is reported with the reason.
 
-    It wraps ``cell.decode_payload``. Without it FLARE exits the server's job process at such an answer.
-
-    Args:
-        engine: the job's.
-        fail: called with the site's name, or ``"?"``, and the reason.
+    It wraps ``cell.decode_payload``. Without it FLARE exits the server's job process at such an answer. ``fail`` gets
+    the site's name, or ``"?"``, and the reason.
     """
     decode = cell.decode_payload
 
@@ -220,11 +187,8 @@ def fail_undecodable(engine: Any, fail: Callable[[str, str], None]) -> None:
 class HeldRequests:
     """Sites' requests for a task, which the server holds until there is one: a site need not ask again and again.
 
-    It wraps ``ServerRunner.process_task_request`` of this runner, outside its locks. FLARE answers such a request at
-    once. Without this a site asks again only after the job's ``task_request_interval``, and each round waits for it.
-
-    Args:
-        runner: the job's.
+    It wraps ``ServerRunner.process_task_request`` of the job's runner, outside its locks. FLARE answers such a request
+    at once. Without this a site asks again only after the job's ``task_request_interval``, and each round waits for it.
     """
 
     # The most seconds that a request is held: FLARE's sites wait five seconds for an answer.

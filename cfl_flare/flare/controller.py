@@ -29,10 +29,10 @@ from cfl_flare.flare.allowed import Policy
 from cfl_flare.flare.attendance import Patience
 from cfl_flare.flare.client_api.controller import Scripts
 from cfl_flare.flare.client_api.results import check_failure
-from cfl_flare.flare.compat import component_policy, data_config, simulated
+from cfl_flare.flare.compat import component_policy, simulated
 from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
-from cfl_flare.flare.policy import SOFTWARE, check_known, check_software, state_root, unused_copy
+from cfl_flare.flare.policy import SOFTWARE, check_known, check_software, data_config, state_root, unused_copy
 from cfl_flare.flare.schema import decode_check_in
 from cfl_flare.flare.signature import signer_of
 from cfl_flare.flare.tracking import JobEvents, bounds, track

@@ -34,24 +34,10 @@ from cfl_flare.engine.plan import ExecutorSettings
 from cfl_flare.engine.settings import FEWEST_SCORED, SiteSettings
 from cfl_flare.engine.site import Site, check_periods
 from cfl_flare.engine.task import Result
-from cfl_flare.flare import wire
-from cfl_flare.flare.allowed import Policy
-from cfl_flare.flare.compat import component_policy, data_config, on_one_machine, simulated, study_of
+from cfl_flare.flare import policy, wire
+from cfl_flare.flare.allowed import POLICY, Policy
+from cfl_flare.flare.compat import component_policy, on_one_machine, simulated
 from cfl_flare.flare.egress import check_filters
-from cfl_flare.flare.policy import (
-    POLICY,
-    SHARED,
-    check_attacks,
-    check_floor,
-    check_known,
-    check_same_settings,
-    check_software,
-    ledger_for,
-    limited_paths,
-    state_root,
-    store_for,
-    unused_copy,
-)
 from cfl_flare.flare.schema import CLIPPED, LABEL
 from cfl_flare.flare.site_run import RoundTask, SiteRun, log_failure
 from cfl_flare.methods import Method, build_method
@@ -86,7 +72,7 @@ class ClusteredExecutor(Executor):
     """
 
     # The settings that must be equal to the server's.
-    shared: ClassVar[tuple[str, ...]] = SHARED
+    shared: ClassVar[tuple[str, ...]] = policy.SHARED
 
     @shows(SiteSettings, ExecutorSettings, as_fields=True)
     def __init__(
@@ -140,22 +126,18 @@ class ClusteredExecutor(Executor):
         self._agree(content, fl_ctx)
         site = self._prepared(content, fl_ctx)
         check_periods(content.get("rounds_per_period"), site.hosted.values())
-        check_attacks(site.runtime.settings, min(len(data.test) for data in site.hosted.values()), fl_ctx)
+        policy.check_attacks(site.runtime.settings, min(len(data.test) for data in site.hosted.values()), fl_ctx)
         kept_back = [name for name in site.hosted if site.score_shape is not None and not site.sends_counts(name)]
         if kept_back:
             least = f"fewer than {FEWEST_SCORED} test samples"
             self.log_info(fl_ctx, f"{', '.join(kept_back)}: no histograms of scores are sent, of {least}")
         if content["memory_of"] != self.run_name:  # memories of an earlier run of this name are not this one's
             for name in self._known:
-                store_for(self.run_name, fl_ctx).part(name).keep_previous()
+                policy.store_for(self.run_name, fl_ctx).part(name).keep_previous()
         for hosted in site.hosted.values() if len(site.hosted) == 1 else ():
             summary = DataSummary.of(hosted)
-            for line in (
-                summary.line,
-                *clipped_line([hosted]),
-                *summary.remarks,
-            ):  # a job may stream what is above info
-                self.log_info(fl_ctx, f"data: {line}")
+            for line in (summary.line, *clipped_line([hosted]), *summary.remarks):
+                self.log_info(fl_ctx, f"data: {line}")  # a job may stream what is above info
         return wire.to_shareable({}, self._said(site))
 
     def _said(self, site: Site) -> dict[str, Any]:
@@ -173,14 +155,14 @@ class ClusteredExecutor(Executor):
     def _agree(self, content: dict[str, Any], fl_ctx: FLContext) -> None:
         """Checks that job and server are compatible with what is installed here, and have the same settings."""
         place = fl_ctx.get_identity_name()
-        if (remark := unused_copy(fl_ctx)) is not None:
+        if (remark := policy.unused_copy(fl_ctx)) is not None:
             self.log_warning(fl_ctx, remark)
-        check_software(unmarked(self.made_by or {}), "the job was made by", place)
-        check_software(content["software"], "the server runs", place)
-        check_known(self._unknown, "executor", place)
-        check_same_settings(content["job"], {key: getattr(self, key) for key in self.shared}, place)
+        policy.check_software(unmarked(self.made_by or {}), "the job was made by", place)
+        policy.check_software(content["software"], "the server runs", place)
+        policy.check_known(self._unknown, "executor", place)
+        policy.check_same_settings(content["job"], {key: getattr(self, key) for key in self.shared}, place)
         check_filters(fl_ctx)
-        check_floor(content.get("bounds"), fl_ctx)
+        policy.check_floor(content.get("bounds"), fl_ctx)
 
     def _train(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """One round of a run for all participants that were given a task; after its last one, what they measure."""
@@ -229,7 +211,7 @@ class ClusteredExecutor(Executor):
         if simulated(fl_ctx):
             return
         name, job, sites = fl_ctx.get_identity_name(), fl_ctx.get_job_id(), content["together"]
-        record, rounds = JobRecord(state_root(fl_ctx), name), shareable.get_header(AppConstants.NUM_ROUNDS)
+        record, rounds = JobRecord(policy.state_root(fl_ctx), name), shareable.get_header(AppConstants.NUM_ROUNDS)
         if content["averaged"] not in ([], self._averaged):
             record.note(MEAN, job, sites=content["averaged"], data=self._data)
             self._averaged = content["averaged"]
@@ -255,38 +237,38 @@ class ClusteredExecutor(Executor):
             self._at_site = at_site = from_attributes(SiteSettings, self, "run")
             self._settings = from_attributes(ExecutorSettings, self, "run")
             torch.set_num_threads(at_site.torch_threads)
-            policy = component_policy(fl_ctx)
-            with limited_paths(fl_ctx):  # a source may read a file that describes its columns
-                source = build(self.source, DataSource, "data", policy).of_job(self.source)  # type: ignore[type-abstract]
+            authorize = component_policy(fl_ctx)
+            with policy.limited_paths(fl_ctx):  # a source may read a file that describes its columns
+                source = build(self.source, DataSource, "data", authorize).of_job(self.source)  # type: ignore[type-abstract]
             if isinstance(source, Table) and os.environ.get(COLUMNS) and not simulated(fl_ctx):
                 raise ColumnsError(f"data table: the columns are those of {COLUMNS} here; use the source site")
             if isinstance(source, SiteData):
-                source = replace(source, study=study_of(fl_ctx, source.study))
+                source = replace(source, study=policy.study_of(fl_ctx, source.study))
                 self._data = "" if source.path is not None else str(source.located()[0].resolve())[-LONGEST:]
             together = content["sites"] if simulated(fl_ctx) else None
             self._books = self._opened_books(source, content, fl_ctx)
             self._place = Place.of(at_site.device, at_site.gpu_memory, content["index"], together)
-            site = self._empty_site(build_method(unmarked(self.method), policy), self.private, fl_ctx)
+            site = self._empty_site(build_method(unmarked(self.method), authorize), self.private, fl_ctx)
             self._place.limit()
             self.log_info(fl_ctx, f"{fl_ctx.get_identity_name()} computes on {self._place}")
-            with limited_paths(fl_ctx):
+            with policy.limited_paths(fl_ctx):
                 self._host(site, source, content, fl_ctx)
             self._site = site
         return self._site
 
     def _empty_site(self, method: Method, private: str | None, fl_ctx: FLContext) -> Site:
         """A run's site that hosts nobody yet."""
-        policy = component_policy(fl_ctx)
+        authorize = component_policy(fl_ctx)
         return Site(
             method,
-            partial(build, self.model, torch.nn.Module, "model", policy),
+            partial(build, self.model, torch.nn.Module, "model", authorize),
             from_dict(TrainSettings, unmarked(self.training), "training"),
             self.seed,
             self._at_site.evaluate_trained,
             self._place.device,
             should_stop=lambda: bool(self._abort_signal.triggered),
             private=private,
-            authorize=policy,
+            authorize=authorize,
             fewest_scored=1 if simulated(fl_ctx) else FEWEST_SCORED,
             most_tpr=Policy.of(fl_ctx).max_tpr_at_1pct_fpr,
             books=self._books,
@@ -310,14 +292,14 @@ class ClusteredExecutor(Executor):
         require(bool(self._data) or budget is None, f"{unnamed}; use the source site without a path", BudgetError)
         run = self.run_name, content["memory_of"] or ""
         job = LedgerJob(fl_ctx.get_job_id(), *run, privacy.epsilon, privacy.delta, source.patient or "")
-        ledger = ledger_for(self._data, fl_ctx)
+        ledger = policy.ledger_for(self._data, fl_ctx)
         ledger.open()
         ledger.check(job)
         return JobBooks(ledger, job)
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
         """Reads the data, and gives each participant that this site hosts its own."""
-        config = data_config(self.data, fl_ctx, source)
+        config = policy.data_config(self.data, fl_ctx, source)
         site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
         for line in source.described() if config.partition is None else ():
             self.log_info(fl_ctx, f"data: {plain(line)}")

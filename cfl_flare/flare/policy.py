@@ -12,16 +12,20 @@ import os
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import nvflare
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import get_job_meta_study
 from nvflare.app_common.utils.file_utils import resolve_path_under_root
 
 from cfl_flare.core import PACKAGE, __version__
-from cfl_flare.core.config import check_run_name, require, unmarked
+from cfl_flare.core.config import check_run_name, from_dict, require, unmarked
 from cfl_flare.core.errors import ConfigError, FloorError, SettingsError, SoftwareError
+from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.data.files import reading_within
 from cfl_flare.data.sources import PATIENT
 from cfl_flare.engine.settings import BOUNDS, FEWEST_SCORED
@@ -34,6 +38,34 @@ from cfl_flare.training.settings import TrainSettings
 
 SHARE = "max_weight_share"
 STATE_ROOT = "CFL_STATE_ROOT"
+
+
+def data_config(data: Mapping[str, Any], fl_ctx: FLContext, source: DataSource | None = None) -> DataConfig:
+    """How a job deals data out. At real sites its owners have no names: they would be compared with the sites' own.
+
+    Raises:
+        ConfigError: at a real site, which a POC's is not, it deals out the site's own data.
+    """
+    config = from_dict(DataConfig, unmarked(data), "data")
+    if simulated(fl_ctx):
+        return config
+    if not (config.partition is None or source is None or source.public or on_one_machine(fl_ctx)):
+        config.check_public(source)
+    return replace(config, owners=())
+
+
+def study_of(fl_ctx: FLContext, named: str | None = None) -> str:
+    """The study that the job belongs to, whose data it reads; for a job without one, FLARE says ``default``.
+
+    Raises:
+        ConfigError: the job names the data of another study.
+    """
+    study = str(get_job_meta_study(fl_ctx.get_prop(FLContextKey.JOB_META)))
+    require(
+        named in (None, study),
+        f"data site: study = {named!r}: the job is of study {study!r}, and reads no other's data; leave it out",
+    )
+    return study
 
 
 @contextmanager
@@ -69,9 +101,7 @@ def check_floor(bounds: Any, fl_ctx: FLContext) -> None:
 def check_attacks(training: TrainSettings, fewest_tests: int, fl_ctx: FLContext) -> None:
     """Raises a FloorError if this site's bound on membership attacks could not be checked in the job, or is too low.
 
-    Args:
-        training: the job's.
-        fewest_tests: the number of test samples of the participant that has fewest.
+    ``fewest_tests`` is the number of test samples of the participant that has fewest.
     """
     bound, private = Policy.of(fl_ctx).max_tpr_at_1pct_fpr, training.privacy
     if bound is None:
@@ -79,10 +109,8 @@ def check_attacks(training: TrainSettings, fewest_tests: int, fl_ctx: FLContext)
     who = f"{POLICY} of {fl_ctx.get_identity_name()} has max_tpr_at_1pct_fpr = {bound:g}"
     if private is not None:
         limit = tpr_bound(private.epsilon, private.delta)
-        met, reason = (
-            limit <= bound,
-            f"dp with epsilon = {private.epsilon} allows {limit:.3g}; lower epsilon in the job",
-        )
+        met = limit <= bound
+        reason = f"dp with epsilon = {private.epsilon} allows {limit:.3g}; lower epsilon in the job"
     elif fewest_tests < FEWEST_SCORED:
         met, reason = False, f"{fewest_tests} test samples do not tell; have {FEWEST_SCORED}, or take the bound away"
     else:

@@ -31,7 +31,7 @@ from cfl_flare.core.config import marked
 from cfl_flare.core.errors import ConfigError, PathError
 from cfl_flare.data import Npz, SiteData, files
 from cfl_flare.data.files import reading_within
-from cfl_flare.flare import ClusteredRecipe, StudyRecipe, compat, policy
+from cfl_flare.flare import ClusteredRecipe, StudyRecipe, policy
 from cfl_flare.flare import executor as module
 from cfl_flare.flare.allowed import with_job_check
 from cfl_flare.flare.executor import ClusteredExecutor
@@ -401,9 +401,9 @@ def test_a_copy_that_is_carried_in_vain_is_named(tmp_path):
 @pytest.mark.parametrize("simulation", [True, False])
 def test_owners_are_named_in_a_simulation_alone(simulation, monkeypatch):
     """At real sites their names would leave, and a job that guesses them would learn whether it is right."""
-    monkeypatch.setattr(compat, "simulated", lambda fl_ctx: simulation)
+    monkeypatch.setattr(policy, "simulated", lambda fl_ctx: simulation)
     owners = ["Ward A", "Ward B"]
-    found = compat.data_config({"participants": 2, "partition": "natural", "owners": owners}, None)
+    found = policy.data_config({"participants": 2, "partition": "natural", "owners": owners}, None)
     assert found.names == (owners if simulation else ["p0", "p1"])
 
 
@@ -418,10 +418,10 @@ def test_a_site_takes_its_gpu_and_says_which(monkeypatch, simulation, share):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     limits, devices, said = [], [], []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: limits.append(given))
-    for place in (module, compat):
+    for place in (module, policy):
         monkeypatch.setattr(place, "simulated", lambda fl_ctx: simulation)
     monkeypatch.setattr(module, "component_policy", lambda fl_ctx: None)
-    monkeypatch.setattr(module, "limited_paths", nullcontext)
+    monkeypatch.setattr(policy, "limited_paths", nullcontext)
 
     def site(*given, **more) -> SimpleNamespace:
         devices.append(given[5])

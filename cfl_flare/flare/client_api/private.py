@@ -33,9 +33,9 @@ from cfl_flare.data import SiteData
 from cfl_flare.data.sources import PATIENT
 from cfl_flare.flare.allowed import Policy
 from cfl_flare.flare.client_api.cfl_launcher import FAILED, as_tensors
-from cfl_flare.flare.compat import config_of, simulated, study_of
+from cfl_flare.flare.compat import config_of, simulated
 from cfl_flare.flare.executor import ClusteredExecutor
-from cfl_flare.flare.policy import ledger_for, store_for
+from cfl_flare.flare.policy import ledger_for, store_for, study_of
 from cfl_flare.flare.several import SeveralExecutor
 from cfl_flare.flare.site_run import log_failure
 from cfl_flare.flare.study.executor import StudyExecutor

@@ -36,16 +36,8 @@ from cfl_flare.flare.compat import apps_of
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.egress import check_readable
 from cfl_flare.flare.executor import ClusteredExecutor
+from cfl_flare.flare.job import environment
 from cfl_flare.flare.job.client_apps import ClientApps
-from cfl_flare.flare.job.environment import (
-    INSTALLED,
-    check_env,
-    place_model,
-    stage,
-    too_large,
-    trust,
-    warn_of_few_sites,
-)
 from cfl_flare.flare.kit import allow
 from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
@@ -182,7 +174,7 @@ class ClusteredRecipe(Recipe):
             shared["method"],
             shared["model"],
             None if plan.method.traits.indicator is None else {**dealt_out, **MARK},
-            place_model(plan, job, Path(self._carried.name)),
+            environment.place_model(plan, job, Path(self._carried.name)),
             None if self._sites.scripted else shared["private"],  # a script's are filtered at the site
         )
         job.to_server(aggregator, id="aggregator")
@@ -237,13 +229,13 @@ class ClusteredRecipe(Recipe):
     def export(self, job_dir: str, *params: Any, env: ExecEnv | None = None, **named_params: Any) -> None:
         """Writes the job, as FLARE's; warns where fewer sites may come than a model needs."""
         if not isinstance(env, SimEnv):
-            warn_of_few_sites(self.plan, len(self._sites.named) or self.plan.job.min_clients)
+            environment.warn_of_few_sites(self.plan, len(self._sites.named) or self.plan.job.min_clients)
         super().export(job_dir, *params, env=env, **named_params)
 
     def run(self, env: ExecEnv, *params: Any, **named_params: Any) -> Any:
         """Runs the job, as FLARE's; in a POC, with what a simulation trusts its sites to do."""
         if isinstance(env, PocEnv):
-            trust(self._controller)
+            environment.trust(self._controller)
         return super().run(env, *params, **named_params)
 
     @property
@@ -275,10 +267,10 @@ class ClusteredRecipe(Recipe):
             self._job.to_server(ServerRun(copy(receiver)), id="server_run")
 
     def _too_large(self) -> str | None:
-        """See `too_large`. Where all sites have the same app, it is the server's, too."""
+        """See `environment.too_large`. Where all sites have the same app, it is the server's, too."""
         apps = apps_of(self._job)
         sent = [app for target, app in apps.items() if ALL_SITES in apps or target != SERVER_SITE_NAME]
-        return too_large(path for app in sent for path, *_ in app.file_sources)
+        return environment.too_large(path for app in sent for path, *_ in app.file_sources)
 
     add_client_input_filter = _of_all_tasks(Recipe.add_client_input_filter)
     add_client_output_filter = _of_all_tasks(Recipe.add_client_output_filter)
@@ -319,15 +311,15 @@ class ClusteredRecipe(Recipe):
 
     def check_env(self, env: ExecEnv) -> None:
         """Raises a ConfigError if the job cannot run in an environment, before anything is written or started."""
-        check_env(env, self.plan, self._sites.named)
+        environment.check_env(env, self.plan, self._sites.named)
 
     def _add_packages(self, packages: Sequence[str]) -> None:
         """Puts packages, and the user's modules that the job names, into the job's custom folder, once."""
         if not self._has_packages:
             self._has_packages = True
             named = [path.partition(".")[0] for path in self.class_paths]
-            carried = dict.fromkeys([*packages, *(name for name in named if name not in INSTALLED)])
-            stage(self._job, carried, self._sites.workers, Path(self._carried.name))
+            carried = dict.fromkeys([*packages, *(name for name in named if name not in environment.INSTALLED)])
+            environment.stage(self._job, carried, self._sites.workers, Path(self._carried.name))
 
 
 # For help(), as the signature: each setting with its line.

@@ -21,7 +21,8 @@ from cfl_flare.engine.site import Site
 from cfl_flare.engine.study.candidates import every_candidate
 from cfl_flare.engine.study.halving import TEST, VALIDATION
 from cfl_flare.engine.task import Result
-from cfl_flare.flare.compat import component_policy, data_config
+from cfl_flare.flare.compat import component_policy
+from cfl_flare.flare.policy import data_config
 from cfl_flare.flare.several import COUNTS, SPLIT, SPLITS, SeveralExecutor
 from cfl_flare.flare.site_run import RoundTask, SiteRun
 from cfl_flare.methods import build_method
