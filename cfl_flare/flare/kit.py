@@ -25,25 +25,8 @@ from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import atomic_write, make_folder, parse_json, read_json, read_text, writing
 from cfl_flare.core.settings import changed
 from cfl_flare.data.files import expanded
-from cfl_flare.flare.allowed import (
-    AUTHORIZATION,
-    OF_FLARE,
-    POLICY,
-    PREFIX,
-    PRIVACY,
-    READS,
-    REJOIN,
-    VALIDATOR,
-    Policy,
-    checks_jobs,
-    closed,
-    first_file,
-    with_allowed,
-    with_job_check,
-    with_ledger,
-    with_rejoin,
-    written,
-)
+from cfl_flare.flare import allowed
+from cfl_flare.flare.allowed import AUTHORIZATION, OF_FLARE, POLICY, PREFIX, PRIVACY, VALIDATOR, Policy, written
 from cfl_flare.flare.policy import STATE_ROOT
 
 RESOURCES = "resources.json"
@@ -129,7 +112,7 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
         ConfigError: the folder is not a kit, or its resources cannot be read.
     """
     local = _local(kit)
-    source = first_file(local, RESOURCES)
+    source = allowed.first_file(local, RESOURCES)
     try:
         text = read_text(source) if source else "{}"
         content = parse_json(text, str(source))
@@ -139,9 +122,9 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
     if not isinstance(listed, list):
         raise ConfigError(f"site: {source}: {CLASS_ALLOW_LIST} should be a list of class paths")
     started = [name for name in ("fed_server.json", "fed_client.json") if (kit / "startup" / name).is_file()]
-    prepared = with_job_check(content, classes) if started else with_allowed(content, classes)
+    prepared = allowed.with_job_check(content, classes) if started else allowed.with_allowed(content, classes)
     if "fed_server.json" in started:
-        prepared = with_rejoin(prepared)
+        prepared = allowed.with_rejoin(prepared)
     if keep_logs:
         prepared[STREAMS_LOGS] = False
     diff = _diff(written(content), written(prepared), source.name if source else "nothing", RESOURCES)
@@ -154,7 +137,7 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
         operators=text if exists and not ours else None,
         exists=exists,
         streams_logs=bool(prepared.get(STREAMS_LOGS, True)),
-        checks_jobs=checks_jobs(content),
+        checks_jobs=allowed.checks_jobs(content),
         others=[entry for entry in listed if not str(entry).startswith(PREFIX) and entry not in OF_FLARE],
     )
 
@@ -177,10 +160,10 @@ def policy_change(local: Path, data_roots: Sequence[str] = (), **limits: float |
 
 def console_change(local: Path) -> Change:
     """The change that keeps FLARE's admin console from a site's files; none where the operator has a policy already."""
-    file, after = local / AUTHORIZATION, closed(local)
+    file, after = local / AUTHORIZATION, allowed.closed(local)
     if after is None or file.exists():
         return Change(file, None, [])
-    return Change(file, after, [f"+ {READS}: none for each role, in {AUTHORIZATION}"])
+    return Change(file, after, [f"+ {allowed.READS}: none for each role, in {AUTHORIZATION}"])
 
 
 def privacy_change(local: Path) -> Change:
@@ -192,7 +175,7 @@ def privacy_change(local: Path) -> Change:
     file = local / PRIVACY
     try:
         before = read_json(file) if file.exists() else None
-        after = with_ledger(before)
+        after = allowed.with_ledger(before)
     except (FileError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"site: {file} is no privacy policy ({error}); correct it, or remove it") from error
     diff = _diff(written(before) if before else "", written(after), PRIVACY, PRIVACY)
@@ -236,7 +219,7 @@ def undone(kit: Path, dry_run: bool = False) -> str:
     if not dry_run:
         with writing(resources):
             action()
-            if console.is_file() and read_text(console) == closed(console.parent):
+            if console.is_file() and read_text(console) == allowed.closed(console.parent):
                 console.unlink()
     return f"{resources}: {line}" + (" (--dry-run: not done)" if dry_run else "")
 
@@ -246,8 +229,8 @@ def _without_ours(content: dict[str, Any], resources: Path) -> dict[str, Any]:
     classes = [entry for entry in content[CLASS_ALLOW_LIST] if not str(entry).startswith(PREFIX)]
     restored: dict[str, Any] = {**content, CLASS_ALLOW_LIST: classes}
     if "components" in content:
-        restored["components"] = [part for part in content["components"] if part.get("path") != REJOIN]
-    if checks_jobs(content):
+        restored["components"] = [part for part in content["components"] if part.get("path") != allowed.REJOIN]
+    if allowed.checks_jobs(content):
         operators, default = restored.pop(VALIDATOR)["args"].get("then"), resources.with_name(f"{RESOURCES}.default")
         before = (read_json(default) if default.is_file() else {}).get(CLASS_ALLOW_LIST, DEFAULT_CLASS_ALLOW_LIST)
         of_flare = [entry for entry in before if entry in DEFAULT_CLASS_ALLOW_LIST]
@@ -307,7 +290,7 @@ def _component_args(kit: Path, name: str) -> dict[str, Any] | None:
         ConfigError: the folder is not a kit.
         FileError: its resources cannot be read.
     """
-    source = first_file(_local(kit), RESOURCES)
+    source = allowed.first_file(_local(kit), RESOURCES)
     content = read_json(source) if source else {}
     components = content.get("components") if isinstance(content, dict) else None
     for component in components if isinstance(components, list) else ():
@@ -321,7 +304,7 @@ def allow(resources: Path, classes: list[str]) -> None:
     """Adds class path prefixes to the component policy of a simulator's ``local/resources.json``, or creates it."""
     content = read_json(resources) if resources.is_file() else {}
     make_folder(resources.parent)
-    atomic_write(resources, written(with_allowed(content, classes)))
+    atomic_write(resources, written(allowed.with_allowed(content, classes)))
 
 
 def _local(kit: Path) -> Path:
