@@ -36,7 +36,6 @@ ALL = "*"
 JOB_CHECK = "cfl_flare.flare.job_check.JobCheck"
 REJOIN = "cfl_flare.flare.rejoin.Rejoin"
 VALIDATOR = "app_validator"
-
 LEDGER_FILTER = "cfl_flare.flare.client_api.private.LedgerFilter"
 
 CLASSES = (
@@ -88,7 +87,6 @@ OF_FLARE = (
     "nvflare.app_common.widgets.validation_json_generator.ValidationJsonGenerator",
     "nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver",
 )
-
 
 POLICY = "cfl.json"
 AUTHORIZATION, PRIVACY, CHAIN = "authorization.json", "privacy.json", "task_result_filters"

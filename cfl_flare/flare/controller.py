@@ -224,17 +224,13 @@ class ClusteredController(PerSiteController):
         """All participants, of the sites that can take part."""
         sites = sorted((client.name for client in self.engine.get_clients()), key=natural)
         self._attempt.note(dict.fromkeys(sites, SILENT))
-        participants = self._check_in(sites) if self.judge is None else self._connected(sites)
+        participants = self._check_in(sites)
         self._attempt.note(dict.fromkeys({p.site for p in participants}, READY), checked_in=True)
         self.left_out |= dict.fromkeys(self.sites_that_never_came(), "it was not connected when the job started")
         reasons = "; ".join(f"{site}: {reason}" for site, reason in self.left_out.items())
         require(bool(participants), f"run: no site can take part: {reasons}")
         self.info(f"{len(participants)} participants on {len({p.site for p in participants})} sites")
         return participants
-
-    def _connected(self, sites: Sequence[str]) -> list[Participant]:
-        """Every site is one participant; its script's first result says how much data it has."""
-        return [Participant(name, name, 1, unit="") for name in sites]
 
     def admit(self, server: Server) -> None:
         """Sites that have connected since the job's start take part from the coming round."""
@@ -246,7 +242,7 @@ class ClusteredController(PerSiteController):
             return
         for site in new:
             self.left_out.pop(site, None)
-        admitted = self._check_in(new) if self.judge is None else self._connected(new)
+        admitted = self._check_in(new)
         names = [p.name for p in admitted if p.name not in server.participants]
         everyone = [*server.participants.values(), *(p for p in admitted if p.name in names)]
         server.admit(sorted(everyone, key=lambda p: natural(p.site)))
@@ -276,6 +272,8 @@ class ClusteredController(PerSiteController):
 
     def _check_in(self, sites: Sequence[str]) -> list[Participant]:
         """Asks sites which participants they host. A site that cannot take part is left out, with its reason."""
+        if self.judge is not None:  # each is one participant, whose script's first result says how much data it has
+            return [Participant(name, name, 1, unit="") for name in sites]
         known = len(self._hosting)
         common: dict[str, Any] = {"sites": known + len(sites), "memory_of": self._memory_of()}
         self._hosting |= {site: {"index": i, **common} for i, site in enumerate(sites, known)}

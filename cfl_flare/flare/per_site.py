@@ -195,7 +195,6 @@ class PerSiteController(ModelController):
         """Sends each site its data and waits until all results are in, or time is up, or who is left is lost.
 
         Args:
-            task_name: the task.
             data: what each site gets.
             timeout: seconds.
             on_result: called with each result that is not an error; False refuses it.

@@ -10,7 +10,6 @@ costs the site, or the participant, its own part and nobody else anything.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,13 +35,11 @@ NUMBERS = (np.ndarray, np.generic, int, float)
 
 
 def decode_check_in(
-    message: FLModel, site: str, expected: Collection[str], most: int, labels: Mapping[str, str] = MappingProxyType({})
+    message: FLModel, site: str, expected: Collection[str], most: int, labels: Mapping[str, str]
 ) -> list[Participant]:
     """Whom a site hosts.
 
     Args:
-        message: the site's.
-        site: its name.
         expected: the names of those whom it hosts: itself, or in a simulation those that are dealt to it.
         most: how many participants the operator allows a site.
         labels: the groups that participants named in the run that is resumed.
@@ -83,10 +80,8 @@ def decode_results(
     """A site's results, one at a time: a result, or the participant's name and why it is refused.
 
     Args:
-        message: the site's.
         bank: the models that the differences refer to.
         number: the round.
-        hosted: the names of the site's participants.
 
     Raises:
         PayloadError: the message as a whole is of another round or schema, or is malformed.

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from nvflare.apis.fl_context import FLContext
@@ -192,21 +192,11 @@ class SeveralExecutor(ClusteredExecutor):
         Raises:
             PayloadError: there is no such run.
         """
-        name = known_run(content, self._known)
+        name = content.get(CANDIDATE)
+        if not isinstance(name, str) or name not in self._known:
+            raise PayloadError("candidate", f"this job has no candidate {shown(name)}; it has {', '.join(self._known)}")
         if name not in self._runs:
             run: Candidate = self._known[name]
             empty = self._empty_site(run.method, run.private, fl_ctx)
             self._runs[name] = self._site_run(empty.with_data_of(site), name)
         return self._runs[name], {CANDIDATE: name}
-
-
-def known_run(content: Mapping[str, Any], known: Collection[str]) -> str:
-    """The name of a task's run.
-
-    Raises:
-        PayloadError: it is none of the job's.
-    """
-    name = content.get(CANDIDATE)
-    if not isinstance(name, str) or name not in known:
-        raise PayloadError("candidate", f"this job has no candidate {shown(name)}; it has {', '.join(known)}")
-    return name

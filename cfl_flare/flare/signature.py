@@ -30,13 +30,7 @@ LARGEST = 2**16
 
 @dataclass(frozen=True)
 class ServerSigner:
-    """Signs with the server's own key.
-
-    Attributes:
-        name: the certificate's.
-        certificate: the certificate and those above it, as text.
-        key: the server's private key.
-    """
+    """Signs with the server's own key; ``certificate`` is the certificate and those above it, as text."""
 
     name: str
     certificate: str
@@ -88,9 +82,8 @@ def check_signature(folder: Path, lineage: Lineage, root: Path | None) -> tuple[
             problems.append("the chain is not signed, so that no root can vouch for it")
         return problems, "unsigned: whoever can write this folder could have written another chain"
     if len(there) < 2:
-        return [
-            f"the chain says that {lineage.signer} signed it; {SIGNATURE} or {CERTIFICATE} was left out"
-        ], "unsigned"
+        missing = f"{SIGNATURE} or {CERTIFICATE} was left out"
+        return [f"the chain says that {lineage.signer} signed it; {missing}"], "unsigned"
     trusted = None if root is None else _root(root)
     try:
         text, signature = (read_text(folder / name, LARGEST) for name in (CERTIFICATE, SIGNATURE))
@@ -105,12 +98,11 @@ def check_signature(folder: Path, lineage: Lineage, root: Path | None) -> tuple[
         problems.append(f"{SIGNATURE} is not of this chain's last entry with this {CERTIFICATE}")
     who = f"signed by {name} of {organization or 'no organization'}"
     if trusted is None:
-        return (
-            problems,
-            f"{who}, as the certificate in the folder says; --root rootCA.pem checks the certificate itself",
-        )
-    try:  # as it was when it signed: certificates expire before records do
-        utils.verify_cert_chain(chain[0], chain[1:], trusted, now=_utc(lineage.time))
+        way = "--root rootCA.pem checks the certificate itself"
+        return problems, f"{who}, as the certificate in the folder says; {way}"
+    try:
+        signed_at = datetime.fromisoformat(lineage.time).astimezone(timezone.utc)  # certificates expire before records
+        utils.verify_cert_chain(chain[0], chain[1:], trusted, now=signed_at)
     except Exception as error:
         problems.append(f"{CERTIFICATE} is not of the project whose root is {root}: {plain(one_line(error), 200)}")
     return problems, f"{who}, whose certificate is the project's" if not problems else f"{who}, as the certificate says"
@@ -121,10 +113,6 @@ def _root(path: Path) -> Any:
         return utils.load_crt_bytes(read_text(path, LARGEST).encode())
     except ValueError as error:
         raise FileError(f"cannot read {path}: {plain(str(error), 100)}; name the project's rootCA.pem") from error
-
-
-def _utc(time: str) -> datetime:
-    return datetime.fromisoformat(time).astimezone(timezone.utc)
 
 
 def _holds(signature: str, text: str, leaf: Any) -> bool:

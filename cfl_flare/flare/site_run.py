@@ -44,10 +44,11 @@ class RoundTask:
     last: bool
 
 
+@dataclass
 class SiteRun:
     """The participants of one run at a site, and its folder below the site's state root.
 
-    Args:
+    Attributes:
         site: hosts the participants.
         name: the run's.
         model: ``{"class_path", "args"}`` of the module, kept beside served models.
@@ -57,20 +58,15 @@ class SiteRun:
         made_with: the job's settings of data and training, kept beside served models.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        name: str,
-        model: Mapping[str, Any],
-        log: FLComponent,
-        part: str = "",
-        keeps: bool = True,
-        made_with: Mapping[str, Any] | None = None,
-    ):
-        self.site, self.name, self.part, self.keeps = site, name, part, keeps
-        self._model, self._log, self._made_with = model, log, made_with
-        self._store: Store | None = None
-        self._memory_round = 0
+    site: Site
+    name: str
+    model: Mapping[str, Any]
+    log: FLComponent
+    part: str = ""
+    keeps: bool = True
+    made_with: Mapping[str, Any] | None = None
+    _store: Store | None = None
+    _memory_round: int = 0
 
     def store(self, name: str, fl_ctx: FLContext) -> Store:
         return store_for(name, fl_ctx).part(self.part)
@@ -80,10 +76,10 @@ class SiteRun:
         begins, number = self._store is None, task.number
         did = f"round {number}: {'measured the final models of' if task.last else 'worked for'}"
         results = self._results(None, task, task.last, f"{self.part}: {did}" if self.part else did, fl_ctx)
-        self.note(number, task.tasks, results, task.last, begins, fl_ctx)
+        self.note(task, results, begins, fl_ctx)
         why = self.remember(number + 1)
         if why is not None:
-            log_failure(self._log, f"round {number}: writing what participants remember", "disk", why, fl_ctx)
+            log_failure(self.log, f"round {number}: writing what participants remember", "disk", why, fl_ctx)
         return results
 
     def measure(self, data: Site, task: RoundTask, keeps: bool, fl_ctx: FLContext) -> list[Result]:
@@ -104,8 +100,8 @@ class SiteRun:
         for result in results:
             if result.error:
                 what = f"round {number}: {result.participant}"
-                log_failure(self._log, what, result.error, result.traceback, fl_ctx)
-        self._log.log_info(fl_ctx, f"{did} {len(results)} participants in {time.monotonic() - started:.2f} s")
+                log_failure(self.log, what, result.error, result.traceback, fl_ctx)
+        self.log.log_info(fl_ctx, f"{did} {len(results)} participants in {time.monotonic() - started:.2f} s")
         return results
 
     def recall(self, number: int, run_name: str, fl_ctx: FLContext) -> None:
@@ -127,8 +123,8 @@ class SiteRun:
             models, facts = source.load(version, site.runtime.resident.layout)
             check_memory_of(run_name, facts, site)
         except (PayloadError, ConfigError) as error:
-            self._log.log_warning(fl_ctx, f"no memory of round {number}; participants start from their centre")
-            self._log.log_info(fl_ctx, f"no memory of round {number}: {error}")
+            self.log.log_warning(fl_ctx, f"no memory of round {number}; participants start from their centre")
+            self.log.log_info(fl_ctx, f"no memory of round {number}: {error}")
             return
         for key, params in models.items():
             name, _, what = key.rpartition("#")
@@ -140,32 +136,25 @@ class SiteRun:
         folder, site = self.store(self.name, fl_ctx).folder / SERVED, self.site
         try:
             task, preparation = site.runtime.settings.task, site.hosted[participant].preparation
-            save_served(folder, participant, served, self._model, number, task, preparation, made_with=self._made_with)
+            save_served(folder, participant, served, self.model, number, task, preparation, made_with=self.made_with)
         except OSError as error:  # the run has its results all the same
             what = f"keeping {participant}'s model"
-            log_failure(self._log, what, failure_of(error), traceback.format_exc(), fl_ctx)
+            log_failure(self.log, what, failure_of(error), traceback.format_exc(), fl_ctx)
         else:
-            self._log.log_info(fl_ctx, f"{participant}'s model: {folder}")
+            self.log.log_info(fl_ctx, f"{participant}'s model: {folder}")
 
-    def note(
-        self,
-        number: int,
-        tasks: Mapping[str, Task],
-        results: Sequence[Result],
-        last: bool,
-        begins: bool,
-        fl_ctx: FLContext,
-    ) -> None:
+    def note(self, task: RoundTask, results: Sequence[Result], begins: bool, fl_ctx: FLContext) -> None:
         """Keeps what the site's operator may want to see of the round: what it measured, before any filter."""
+        slots = {name: order.slots for name, order in task.tasks.items()}
         notes = [
-            Note(number, r.participant, tasks[r.participant].slots, r.update is not None, r.error, r.metrics, last)
+            Note(task.number, r.participant, slots[r.participant], r.update is not None, r.error, r.metrics, task.last)
             for r in results
         ]
         try:
-            keep_notes(self.store(self.name, fl_ctx).folder, number, notes, begins)
+            keep_notes(self.store(self.name, fl_ctx).folder, task.number, notes, begins)
         except OSError as error:  # the round has its results all the same
-            what = f"round {number}: its history"
-            log_failure(self._log, what, failure_of(error), traceback.format_exc(), fl_ctx)
+            what = f"round {task.number}: its history"
+            log_failure(self.log, what, failure_of(error), traceback.format_exc(), fl_ctx)
 
     def remember(self, number: int) -> str | None:
         """Writes the participants' memories, if the method has any.

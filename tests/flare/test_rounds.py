@@ -23,7 +23,7 @@ from cfl_flare.engine.task import Result, Task
 from cfl_flare.flare import site_run as module
 from cfl_flare.flare.attendance import FETCHES, LONGEST_STEP, SILENCE, START, Attendance, Patience
 from cfl_flare.flare.compat import HeldRequests, fail_undecodable, room_for_answers
-from cfl_flare.flare.site_run import SiteRun
+from cfl_flare.flare.site_run import RoundTask, SiteRun
 from cfl_flare.methods import FedAvg, Local, Update, build_method
 from cfl_flare.results.run_dir import Note, read_notes
 from cfl_flare.results.store import Store
@@ -332,7 +332,7 @@ def test_another_method_gets_no_memory(stores, caplog):
     run.remember(1)
     assert recalled(*process({"method": "ditto"}), 1)["a"] == {"personal": [7, 7]}
     run, site = process({"method": "cgpfl", "k": 2})
-    run._log = hears(caplog)
+    run.log = hears(caplog)
     assert recalled(run, site, 1)["a"] == {}
     assert "run 'run' was of method ditto, and this job is of cgpfl" in caplog.records[-1]
 
@@ -363,7 +363,7 @@ def test_a_site_keeps_what_it_measured_each_round(stores):
     update = Update("a", 3, {"cluster-1": coin(1, 2)})
     tasks = {"a": Task(("cluster-1",), True, True), "b": Task(("cluster-0", "global"), True, False)}
     results = [Result("a", update, {"metrics": {"served_accuracy": 0.5}}), Result("b", error="memory")]
-    run.note(0, tasks, results, False, True, None)
+    run.note(RoundTask(0, tasks, {}, None, False), results, True, None)
     folder = stores / "run" / "site"
     assert read_notes(folder) == [
         Note(0, "a", ["cluster-1"], True, None, {"served_accuracy": 0.5}),
@@ -373,7 +373,7 @@ def test_a_site_keeps_what_it_measured_each_round(stores):
 
 def test_a_history_that_cannot_be_written_fails_no_round(stores, caplog):
     run, _ = started()
-    run._log.log_info = run._log.log_error = lambda fl_ctx, text: caplog.records.append(text)
+    run.log.log_info = run.log.log_error = lambda fl_ctx, text: caplog.records.append(text)
     (stores / "run").write_text("a file where the folder should be")
-    run.note(0, {}, [], False, True, None)
+    run.note(RoundTask(0, {}, {}, None, False), [], True, None)
     assert caplog.records[0] == "round 0: its history failed: file"

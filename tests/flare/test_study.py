@@ -20,7 +20,7 @@ from cfl_flare.engine.study.halving import Study
 from cfl_flare.engine.study.in_process import InProcess
 from cfl_flare.flare import wire
 from cfl_flare.flare.allowed import CLASSES
-from cfl_flare.flare.several import CANDIDATE, candidates_of, known_run
+from cfl_flare.flare.several import CANDIDATE, SeveralExecutor, candidates_of
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.study import load_study
 from tests.flare.kits import HOSTILE, SITES, Bench, fl_context, of_sites, plan_of
@@ -397,10 +397,11 @@ def test_two_runs_of_one_name_are_refused():
 
 @pytest.mark.parametrize("name", ["b", "../a", None, ["a"], {"a": 1}])
 def test_a_site_trains_no_run_that_the_job_does_not_have(name):
-    known = candidates_of([{"name": "a", "method": FEDAVG}], None)
-    assert known_run({CANDIDATE: "a"}, known) == "a"
+    executor = SeveralExecutor({}, {}, {}, {}, "run")
+    executor._known, executor._runs = candidates_of([{"name": "a", "method": FEDAVG}], None), {"a": "the run of a"}
+    assert executor._run_of({CANDIDATE: "a"}, None, None) == ("the run of a", {CANDIDATE: "a"})
     with pytest.raises(PayloadError, match="this job has no candidate"):
-        known_run({CANDIDATE: name}, known)
+        executor._run_of({CANDIDATE: name}, None, None)
 
 
 def test_a_prepared_kit_does_not_allow_it():

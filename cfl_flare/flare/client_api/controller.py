@@ -53,7 +53,6 @@ class Scripts:
     """The transport to training scripts, one per site.
 
     Args:
-        server: whose tasks are carried out.
         assign: how participants choose, for methods in which they do.
         exchange: sends each site a task, and calls a function with each result.
         warn: called with each remark, once.

@@ -42,12 +42,7 @@ UNFIT = ("names", "no_update", "kind", "shape", "filtered")
 
 
 class ScriptResults:
-    """Reads what scripts send.
-
-    Args:
-        server: the server that the results are for.
-        remark: called with each remark on what a script sends, such as a missing number of steps.
-    """
+    """Reads what scripts send; ``remark`` is called with each remark on that, such as a missing number of steps."""
 
     def __init__(self, server: Server, remark: Callable[[str], None]):
         self._server, self._remark = server, remark
@@ -103,9 +98,8 @@ class ScriptResults:
         if isinstance(steps, float) and steps.is_integer():
             steps = int(steps)
         if not is_number(steps, MIN_WEIGHT, MAX_SAMPLES):
-            raise PayloadError(
-                "samples", f"{name}: {shown(steps)} steps should be a number in {MIN_WEIGHT:g}..{MAX_SAMPLES}"
-            )
+            limits = f"{MIN_WEIGHT:g}..{MAX_SAMPLES}"
+            raise PayloadError("samples", f"{name}: {shown(steps)} steps should be a number in {limits}")
         first = self._first.get(name, steps)
         if not first / MOST_TIMES <= steps <= first * MOST_TIMES:
             says = f"{steps} steps, but {first} in its first round; they may be up to {MOST_TIMES} times more or fewer"
@@ -162,9 +156,8 @@ class ScriptResults:
         """What a script reports of the model that it was sent, as ``served_...``."""
         name, given = result.meta["client_name"], result.metrics or {}
         if not given:
-            self._remark(
-                f"{name} reports no metrics of the model that it is sent: FLModel(..., metrics={{'accuracy': ...}})"
-            )
+            example = "FLModel(..., metrics={'accuracy': ...})"
+            self._remark(f"{name} reports no metrics of the model that it is sent: {example}")
         metrics = usable(given)
         for odd in islice((key for key in given if key not in metrics and not is_bookkeeping(key)), MAX_METRICS):
             if (name, shown(odd)) in self._odd:  # its value may be another one in each round
