@@ -93,7 +93,6 @@ class ServerOptimizer:
         return replace(mean, vector=vector), m.astype(np.float32), v.astype(np.float32)
 
     def _squares(self, v: np.ndarray, square: np.ndarray) -> np.ndarray:
-        """The next v."""
         if self._rule == "adagrad":
             return v + square
         beta2 = self._settings.server_beta2

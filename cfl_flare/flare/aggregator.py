@@ -111,7 +111,6 @@ class ClusteringAggregator(ModelAggregator):
 
     @property
     def running(self) -> Server:
-        """The running server."""
         assert self.server is not None, "begin() comes first"
         return self.server
 
@@ -129,7 +128,6 @@ class ClusteringAggregator(ModelAggregator):
         return build(spec, DataSource, "data", policy).of_job(spec)  # type: ignore[type-abstract]
 
     def _start_model(self, fl_ctx: FLContext) -> Path | None:
-        """The file of the model from which the run starts."""
         if self.initial_ckpt is None:
             return None
         carried = Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id()))

@@ -114,7 +114,6 @@ class ClusteredController(PerSiteController):
             )
 
     def _run_all(self) -> None:
-        """The job's only run."""
         persistor: ClusterModelPersistor = self.persistor
         total, layout = self._schedule.num_rounds, self.aggregator.division(self.fl_ctx).layout
         checkpoint = persistor.open(layout, self.results, self.fl_ctx)
@@ -173,7 +172,6 @@ class ClusteredController(PerSiteController):
         return server
 
     def _transport(self, server: Server) -> Transport:
-        """How tasks reach the sites."""
         if self.judge is None:
             return self
         assign = from_dict(AssignSettings, unmarked(self.judge), "judge")
@@ -305,11 +303,9 @@ class ClusteredController(PerSiteController):
         return [p for site in sites for p in hosted.get(site, [])]
 
     def _hosted_by(self, result: FLModel, site: str, expected: Collection[str], most: int) -> list[Participant]:
-        """Whom a site hosts, by its answer to the check-in."""
         return decode_check_in(result, site, expected, most, self._labels)
 
     def _memory_of(self) -> str | None:
-        """The run that is resumed."""
         name: str | None = self.persistor.resume_from
         return name
 
@@ -319,7 +315,6 @@ class ClusteredController(PerSiteController):
         return {**settings, "run_name": self.persistor.run_name}
 
     def _finish(self) -> None:
-        """The job has its results."""
         self._attempt.done()
         self._write_page(self.results)
         self.info(f"results: {self.results}")

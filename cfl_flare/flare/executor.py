@@ -193,7 +193,6 @@ class ClusteredExecutor(Executor):
         return SiteRun(site, self.run_name, unmarked(self.model), self, name, self._at_site.keep_served, made_with)
 
     def _results(self, run: SiteRun, task: RoundTask, tag: dict[str, str], fl_ctx: FLContext) -> list[Result]:
-        """What participants make of their tasks."""
         return run.carry_out(task, fl_ctx)
 
     @property
@@ -306,7 +305,6 @@ class ClusteredExecutor(Executor):
         self._labels = self._labels_of(site, source, config, fl_ctx)
 
     def _named_groups(self, site: Site) -> Collection[str]:
-        """The groups that the job lists."""
         return site.method.traits.named_groups
 
     def _labels_of(self, site: Site, source: DataSource, config: DataConfig, fl_ctx: FLContext) -> Mapping[str, str]:

@@ -183,7 +183,6 @@ def privacy_change(local: Path) -> Change:
 
 
 def _diff(before: str, after: str, old: str, new: str) -> list[str]:
-    """Lines of a unified diff of two texts, with their names."""
     return list(difflib.unified_diff(before.splitlines(), after.splitlines(), old, new, lineterm="", n=2))
 
 

@@ -93,7 +93,6 @@ class PerSiteController(ModelController):
 
     @property
     def results(self) -> Path:
-        """The folder of the job's results."""
         return Path(self.get_run_dir()) / RESULTS
 
     def panic(self, reason: str) -> None:
@@ -113,7 +112,6 @@ class PerSiteController(ModelController):
         """A round is about to begin: sites that have connected meanwhile take part from now on."""
 
     def _give_up(self, site: str, reason: str) -> None:
-        """Ends a site's standing task."""
         task = self._tasks.get(site)
         if task is not None and task.completion_status is None:
             self.site_errors[site] = reason

@@ -77,7 +77,6 @@ class ClusterModelPersistor(LearnablePersistor):
 
     @property
     def checkpoints(self) -> JobCheckpoints:
-        """Where the run's checkpoints go."""
         assert self._checkpoints is not None, "call open() first"
         return self._checkpoints
 

@@ -122,7 +122,6 @@ class SeveralController(ClusteredController):
         return super()._accept(answer)
 
     def _schedule_of(self, candidate: Candidate) -> ServerSettings:
-        """The schedule of one candidate."""
         return self._schedule
 
     def _aggregator(self, candidate: Candidate) -> ClusteringAggregator:

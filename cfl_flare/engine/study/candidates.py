@@ -261,7 +261,6 @@ def study_plan(plan: RunPlan) -> RunPlan:
 
 
 def of_candidate(plan: RunPlan, candidate: Candidate) -> RunPlan:
-    """A candidate's run."""
     return replace(plan, method=candidate.method, job=replace(plan.job, private=candidate.private))
 
 

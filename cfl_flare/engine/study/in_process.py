@@ -95,7 +95,6 @@ class InProcess:
         return Search.of_run(self.out / SEARCH, rounds)
 
     def private_layers(self, candidate: Candidate) -> str | None:
-        """See `cfl_flare.engine.study.candidates.private_layers`."""
         return private_layers(self.module, candidate.method, self.training.built_task())
 
     def train(self, candidate: Candidate, rounds: int) -> None:

@@ -294,7 +294,6 @@ class Scripts:
         )
 
     def _sendable(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Arrays as they travel."""
         tensors = self._assign.tensors
         return {name: torch.from_numpy(np.array(array)) if tensors else array for name, array in arrays.items()}
 

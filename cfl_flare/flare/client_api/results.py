@@ -220,6 +220,5 @@ def not_measured(result: FLModel) -> str | None:
 
 
 def _type_of(name: Any) -> str:
-    """An error's type, if it is one."""
     is_type = isinstance(name, str) and len(name) <= LONGEST_TYPE and name.isascii() and name.isidentifier()
     return name if is_type else "an error"

@@ -78,7 +78,6 @@ class ClientApps:
 
     @property
     def scripted(self) -> bool:
-        """Whether the sites run a training script."""
         return self.plan.script.train_script is not None
 
     @property
@@ -147,7 +146,6 @@ class ClientApps:
 
 
 def _per_site(cls: type) -> list[str]:
-    """The settings that may differ per site."""
     return [known.name for known in settings_of(cls).values() if known.per_site]
 
 
