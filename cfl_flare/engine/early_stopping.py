@@ -17,8 +17,6 @@ from cfl_flare.results.metrics import ACCURACY, Metric
 logger = logging.getLogger(__name__)
 
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq}
-# What judges a run whose settings name no metric: of two classes the loss.
-DEFAULTS = (ACCURACY, "loss")
 MODES = {">=": "max", ">": "max", "<=": "min", "<": "min"}
 
 
@@ -106,7 +104,7 @@ class EarlyStopping:
 
     def following(self, metric: Metric) -> EarlyStopping:
         """The same, with this metric in place of a default one, where participants do not report that."""
-        if self.key is None or self.key.name not in DEFAULTS:
+        if self.key is None or self.key.name not in (ACCURACY, "loss"):
             return self
         return replace(self, key=metric) if metric.name != self.key.name else self
 

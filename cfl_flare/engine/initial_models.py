@@ -20,9 +20,6 @@ from cfl_flare.data.files import read_npz
 from cfl_flare.methods import Method
 from cfl_flare.training.resident import untrained
 
-# Keys under which other programs store the weights: FLARE's persistor, Lightning, many training scripts.
-INSIDE = ("model", "state_dict", "model_state_dict")
-
 
 def read_checkpoint(path: Path, layout: Layout) -> Params:
     """Reads a model of the job's layout; nothing is unpickled.
@@ -77,7 +74,7 @@ def _arrays(path: Path, layout: Layout) -> dict[str, np.ndarray]:
 
 def _from_torch(path: Path) -> dict[str, np.ndarray]:
     content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    for key in INSIDE:
+    for key in ("model", "state_dict", "model_state_dict"):  # of FLARE's persistor, Lightning, many training scripts
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping):

@@ -135,11 +135,7 @@ class Server:
         self._note_labels(participants)
 
     def _note_labels(self, participants: Sequence[Participant]) -> None:
-        """Keeps which groups participants named; the first label of each stays.
-
-        Raises:
-            ConfigError: the method lists groups, and nobody named one of them.
-        """
+        """Keeps the first label of each participant; a ConfigError if the method lists groups that nobody named."""
         groups = self.method.traits.named_groups
         named = {p.name: p.label for p in participants if p.label is not None and p.label in groups}
         self.state = replace(self.state, labels={**named, **self.state.labels})

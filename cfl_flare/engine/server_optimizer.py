@@ -65,7 +65,8 @@ class ServerOptimizer:
         bank, commons = dict(after.bank), _commons(after)
         for slot, mean in after.bank.items():
             old, names = before.bank.get(slot), (f"{prefix}m.{slot}", f"{prefix}v.{slot}")
-            if old is None or slot in commons or _same(old, mean):
+            size = mean.layout.parameter_size
+            if old is None or slot in commons or np.array_equal(old.vector[:size], mean.vector[:size]):
                 continue
             m, v = (moments.get(name) for name in names)
             bank[slot], *new = self._moved(old, mean, m, v)
@@ -98,12 +99,6 @@ class ServerOptimizer:
         beta2 = self._settings.server_beta2
         assert beta2 is not None
         return v - (1 - beta2) * (square * np.sign(v - square) if self._rule == "yogi" else v - square)
-
-
-def _same(old: Params, new: Params) -> bool:
-    """Whether the parameters did not move."""
-    size = old.layout.parameter_size
-    return np.array_equal(old.vector[:size], new.vector[:size])
 
 
 def _commons(state: ServerState) -> dict[str, Mapping[str, float]]:

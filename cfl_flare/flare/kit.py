@@ -283,12 +283,7 @@ def loses_state(kit: Path) -> bool:
 
 
 def _component_args(kit: Path, name: str) -> dict[str, Any] | None:
-    """The arguments of a component of the kit's resources; None if there is none of that id.
-
-    Raises:
-        ConfigError: the folder is not a kit.
-        FileError: its resources cannot be read.
-    """
+    """The arguments of a component of the kit's resources; None if there is none of that id."""
     source = allowed.first_file(_local(kit), RESOURCES)
     content = read_json(source) if source else {}
     components = content.get("components") if isinstance(content, dict) else None

@@ -109,11 +109,7 @@ class SeveralController(ClusteredController):
         return self.start(self._schedule_of(candidate), start)
 
     def _accept(self, answer: FLModel) -> bool:
-        """Takes the run's name out of a site's answer.
-
-        Raises:
-            PayloadError: it answers another task.
-        """
+        """Takes the run's name out of a site's answer; a PayloadError if it answers another task."""
         content = wire.content_of(answer.meta)
         answered = self._tag if "error" in content else {key: content.pop(key, None) for key in self._tag}
         if answered != self._tag:
@@ -186,11 +182,7 @@ class SeveralExecutor(ClusteredExecutor):
         return [label for run in self._known.values() for label in run.method.traits.named_groups]
 
     def _run_of(self, content: dict[str, Any], site: Site, fl_ctx: FLContext) -> tuple[SiteRun, dict[str, str]]:
-        """The run that a task names, with the data of this job's ``site``.
-
-        Raises:
-            PayloadError: there is no such run.
-        """
+        """The run that a task names, with the data of this job's ``site``; a PayloadError if there is no such run."""
         name = content.get(CANDIDATE)
         if not isinstance(name, str) or name not in self._known:
             raise PayloadError("candidate", f"this job has no candidate {shown(name)}; it has {', '.join(self._known)}")

@@ -480,7 +480,7 @@ def scripts(site: Site, said: list[str]) -> tuple[Server, Scripts]:
     method = IFCA(k=2)
     state = method.start(lambda index: coin(index, -index))
     server = Server(method, Layout.of(Coin()), [Participant(SITE, SITE, 1)], ServerSettings(2), state)
-    return server, Scripts(server, AssignSettings(), site.exchange, said.append)
+    return server, Scripts(server, AssignSettings(), site.exchange, said.append, {})
 
 
 def test_the_documented_loop_trains_on_what_follows_an_evaluation_and_is_refused(site):

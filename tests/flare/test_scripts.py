@@ -80,7 +80,7 @@ class Play:
         run = ServerSettings(**{"num_rounds": 3, **settings})
         self.server = Server(method, LAYOUT, people, run, method.start(initial))
         self.script, self.warned, self.asked = script, [], []
-        self.scripts = Scripts(self.server, assign or AssignSettings(), self.exchange, self.warned.append)
+        self.scripts = Scripts(self.server, assign or AssignSettings(), self.exchange, self.warned.append, {})
 
     def exchange(self, task: str, data: Mapping[str, FLModel], on_answer: Callable[[FLModel], bool]) -> bool:
         for site, model in data.items():
@@ -166,7 +166,7 @@ def test_frozen_layers_that_stay_away_are_unchanged():
     play = Play(method, lambda site, task, model: FLModel(ParamsType.FULL, {bias: model.params[bias] + 1}))
     state = method.start(lambda i: ones)
     play.server = Server(method, layout, [Participant("a", "a", 1)], ServerSettings(2), state)
-    play.scripts = Scripts(play.server, AssignSettings(), play.exchange, play.warned.append)
+    play.scripts = Scripts(play.server, AssignSettings(), play.exchange, play.warned.append, {})
     play.round()
     after = play.server.state.bank["global"].arrays()
     assert (after[bias] == 2).all() and (after[weight] == 1).all()
@@ -453,7 +453,7 @@ def test_what_a_site_s_filter_took_away_counts_in_no_mean():
     play = Play(method, script)
     people = [Participant(name, name, 1) for name in "ab"]
     play.server = Server(method, layout, people, ServerSettings(1), method.start(lambda i: zeros))
-    play.scripts = Scripts(play.server, AssignSettings(), play.exchange, play.warned.append)
+    play.scripts = Scripts(play.server, AssignSettings(), play.exchange, play.warned.append, {})
     play.round()
     after = play.server.state.bank["global"].arrays()
     assert (after[weight] == 2).all() and (after[bias] == 2).all()  # of b alone; of both

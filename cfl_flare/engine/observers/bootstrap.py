@@ -15,7 +15,6 @@ from cfl_flare.engine.task import MAX_SAMPLES, is_count, is_number
 from cfl_flare.training.bootstrap import DRAWS, Replicates
 from cfl_flare.training.settings import MOST_DRAWS
 
-FIELDS = frozenset({"draw", "values"})
 # Of a class with fewer samples a participant says that alone.
 FEWEST = 10
 MOST_CLASSES = 10_000
@@ -53,7 +52,7 @@ class Bootstrap(Observer):
         name, question = asked.name, asked.task.questions.get(self.key)
         if question is None:
             raise PayloadError("metric", f"{name} was not asked to measure draws of its test split")
-        if not isinstance(answer, Mapping) or answer.keys() != FIELDS or not isinstance(answer["values"], Mapping):
+        if not isinstance(answer, Mapping) or answer.keys() != {"draw", "values"} or not isinstance(answer["values"], Mapping):
             raise PayloadError("metric", f"{name}: {shown(answer)} should be its draw, and values by measure")
         draw, values = answer["draw"], answer["values"]
         if not is_count(draw, 0, DRAWS - 1):

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import Any, ClassVar
 
 from cfl_flare.clustering.floor import shares_of
@@ -16,8 +18,6 @@ from cfl_flare.engine.task import MAX_SAMPLES, is_count
 from cfl_flare.methods.slots import cluster_slot, is_cluster
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.membership import ATTACKS, FEWEST_MEMBERS, PER_FALSE_POSITIVE, Counts, attacks
-
-FIELDS = frozenset({"models", "objects"})
 
 
 class Membership(Observer):
@@ -74,7 +74,8 @@ class Membership(Observer):
         name, question = asked.name, asked.task.questions.get(self.key)
         if question is None or not asked.participant.tested:
             raise PayloadError("metric", f"{name} was not asked to attack models with its samples")
-        if not isinstance(answer, Mapping) or answer.keys() != FIELDS or not isinstance(answer["objects"], bool):
+        counted = isinstance(answer, Mapping) and answer.keys() == {"models", "objects"}
+        if not counted or not isinstance(answer["objects"], bool):
             raise PayloadError("metric", f"{name}: {shown(answer)} should be counts by model, and whether it objects")
         models, known = answer["models"], [model for model, *_ in question["models"]]
         if not isinstance(models, Mapping) or not models.keys() <= {*known}:
@@ -119,18 +120,10 @@ class Membership(Observer):
         """What all members' attacks on a model come to."""
         of_model = {name: answer["models"][model] for name, answer in answers.items() if model in answer["models"]}
         sites, floor = {server.participants[name].site for name in of_model}, server.settings.floor
-        counts = {attack: added(of[attack] for of in of_model.values()) for attack in ATTACKS}
+        counts = {attack: reduce(add, (of[attack] for of in of_model.values())) for attack in ATTACKS}
         if len(sites) < floor.sites or counts[ATTACKS[0]].members < floor.samples:
             return None
         return {"sites": len(sites), "attacks": {attack: rates_of(of) for attack, of in counts.items()}}
-
-
-def added(counts: Iterable[Counts]) -> Counts:
-    """The counts of several participants together."""
-    first, *others = counts
-    for of_other in others:
-        first += of_other
-    return first
 
 
 def rates_of(counts: Counts) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,7 @@ class Scripts:
         assign: AssignSettings,
         exchange: Exchange,
         warn: Callable[[str], None],
-        errors: Mapping[str, str] = MappingProxyType({}),
+        errors: Mapping[str, str],
     ):
         self._server, self._assign, self._send, self._warn = server, assign, exchange, warn
         # A script may answer with tensors: undecoded, they would end the server's process.

@@ -88,9 +88,6 @@ class ScriptResults:
         """Its number of steps, by which it is weighted: about as many as in its first round.
 
         It need not be whole: a script may report its samples, or a share of them.
-
-        Raises:
-            PayloadError: it is no positive number, or `MOST_TIMES` more or fewer than the first.
         """
         if said is None:
             self._remark(f"{name} reports no number of steps: it counts as 1; add meta={{{STEPS!r}: steps}}")

@@ -209,11 +209,7 @@ class StudyController(SeveralController):
         return bounded_weights(samples, sites, self._schedule.max_weight_share)
 
     def _start(self, candidate: Candidate, split: str) -> tuple[Server, Checkpoints]:
-        """A candidate from its last checkpoint; what is measured on test samples is in no run's results.
-
-        Raises:
-            ConfigError: it cannot be trained with the participants.
-        """
+        """A candidate from its last checkpoint; what is measured on test samples is in no run's results."""
         store = self._folder.checkpoints(candidate.name)
         checkpoint = Checkpoint.read(store, self._layout)[0] if store.versions() else None
         start = Start(

@@ -87,11 +87,7 @@ class StudyExecutor(SeveralExecutor):
         return run, {**tag, SPLIT: str(split)}
 
     def _results(self, run: SiteRun, task: RoundTask, tag: dict[str, str], fl_ctx: FLContext) -> list[Result]:
-        """What participants make of their tasks; a candidate's final models are measured, and nothing remembers it.
-
-        Raises:
-            PayloadError: it should train where it is measured on test samples.
-        """
+        """What participants make of their tasks; a candidate's final models are measured, and nothing remembers it."""
         tests = tag[SPLIT] == TEST
         if tests and (not task.last or any(order.train for order in task.tasks.values())):
             raise PayloadError("split", f"{run.part}: a round that trains is measured on {VALIDATION} samples alone")
