@@ -17,6 +17,8 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from cfl_flare.data import DataConfig, ParticipantData
 from cfl_flare.engine.drive import Checkpoints, InProcess, drive
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.loop import model_factory
-from cfl_flare.engine.observers.membership import added, clearly_above, rates_of
+from cfl_flare.engine.observers.membership import clearly_above, rates_of
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Site
@@ -134,7 +136,7 @@ def gate_run(cell: GateRun, shadow_models: int = 8, bound: float = BOUND) -> dic
         gaps.append(next(of_both) - next(of_both))
     clusters = {}
     for slot, label in zip(map(cluster_slot, range(len(SIZES))), method.labels):
-        pooled = {attack: added(of[attack] for of in counts[slot]) for attack in ATTACKS}
+        pooled = {attack: reduce(add, (of[attack] for of in counts[slot])) for attack in ATTACKS}
         rates = {"sites": len(counts[slot]), "attacks": {attack: rates_of(of) for attack, of in pooled.items()}}
         single = [slot] if any(clearly_above(of, bound) for of in counts[slot]) else []
         facts = {"bound": bound, "models": {slot: rates}, "objections": [], "single": single}
