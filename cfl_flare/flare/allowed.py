@@ -142,11 +142,7 @@ class Policy:
 
     @classmethod
     def read(cls, file: Path) -> Policy:
-        """The policy in a file; the defaults if there is none.
-
-        Raises:
-            ConfigError: the file is not JSON, or sets what does not exist.
-        """
+        """The policy in a file, else the defaults; a ConfigError if it is not JSON, or sets what does not exist."""
         if not file.exists():
             return cls()
         try:

@@ -136,11 +136,7 @@ class ClusteredController(PerSiteController):
             self._finish()
 
     def start(self, schedule: ServerSettings, start: Start) -> Server:
-        """Starts the run that the aggregator is of.
-
-        Raises:
-            ConfigError: it cannot be run with these participants.
-        """
+        """Starts the run that the aggregator is of; a ConfigError if it cannot be run with these participants."""
         aggregator, recorder, checkpoint = self.aggregator, None, start.checkpoint
         if start.folder is not None:
             private = {} if aggregator.private is None else {"private": aggregator.private}

@@ -249,11 +249,7 @@ class OldJob:
 
 
 def old_jobs(kit: Path, days: float) -> list[OldJob]:
-    """The jobs that ended at a kit more than ``days`` days ago, the oldest first; none that still runs.
-
-    Raises:
-        ConfigError: the folder is not a kit.
-    """
+    """The jobs that ended at a kit more than ``days`` days ago, the oldest first; none that still runs."""
     _local(kit)
     commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     jobs = []

@@ -37,11 +37,7 @@ class ServerSigner:
     key: Any
 
     def sign(self, folder: Path, head: str) -> None:
-        """Writes the signature of a chain's head, and the certificate beside it.
-
-        Raises:
-            FileError: a file cannot be written.
-        """
+        """Writes the signature of a chain's head, and the certificate beside it; a FileError if it cannot."""
         atomic_write(folder / CERTIFICATE, self.certificate)
         atomic_write(folder / SIGNATURE, utils.sign_content(signed_text(head, self.certificate), self.key) + "\n")
 

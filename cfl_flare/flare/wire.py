@@ -56,11 +56,7 @@ def to_shareable(collection: Mapping[str, DXO], content: Mapping[str, Any]) -> S
 
 
 def content_of(meta: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The checked meta of a message.
-
-    Raises:
-        PayloadError: there is none, or of another schema.
-    """
+    """The checked meta of a message; a PayloadError if there is none, or of another schema."""
     content = (meta or {}).get(META)
     if not isinstance(content, dict):
         raise PayloadError("schema", "the message has no cfl_flare content; was it made by another executor?")

@@ -265,9 +265,5 @@ def of_candidate(plan: RunPlan, candidate: Candidate) -> RunPlan:
 
 
 def check_candidates(plan: RunPlan, candidates: Sequence[Candidate]) -> None:
-    """Checks candidates, and what looks for the number of clusters, against the model and the settings.
-
-    Raises:
-        ConfigError: one does not fit.
-    """
+    """Raises a ConfigError if a candidate, or what looks for the number of clusters, does not fit model or settings."""
     check_plans([of_candidate(plan, one) for one in (*candidates, search_candidate(plan.server.num_rounds))])

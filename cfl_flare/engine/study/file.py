@@ -43,11 +43,7 @@ def journal_of(begun: Mapping[str, Any] | None) -> Journal:
 
 
 def save(folder: Path, study: Study, journal: Journal, facts: Mapping[str, Any]) -> None:
-    """Writes what a study has found so far; ``facts`` are its settings, from `as_kept`.
-
-    Raises:
-        FileError: it cannot be written.
-    """
+    """Writes what a study has found so far; ``facts`` are its settings, from `as_kept`. A FileError if it cannot."""
     rounds = study.trainer.rounds
     titles = {candidate.name: candidate.entrant.title for candidate in study.candidates}
     content = {"version": VERSION, "settings": facts, "rounds": rounds, "titles": titles, **journal.to_dict(rounds)}

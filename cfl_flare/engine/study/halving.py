@@ -86,11 +86,7 @@ class Search:
 
     @classmethod
     def of_run(cls, folder: Path, rounds: int) -> Search:
-        """That of a finished search, whose records are in this folder.
-
-        Raises:
-            RunFailedError: too few participants answered.
-        """
+        """That of a finished search, whose records are here; a RunFailedError if too few participants answered."""
         records = [line for line in read_lines(folder / ROUNDS) if NUMBER in line]
         if not records:
             raise RunFailedError("study: too few participants answered to find the number of clusters; start it again")

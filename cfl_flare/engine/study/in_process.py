@@ -85,11 +85,7 @@ class InProcess:
         return self._hosted[split]
 
     def search(self) -> Search:
-        """Trains as ``wecfl:k=auto`` until it has found the number of clusters.
-
-        Raises:
-            RunFailedError: too few participants answered.
-        """
+        """Trains as ``wecfl:k=auto`` until it has found the number of clusters; a RunFailedError if too few answer."""
         rounds = search_rounds(self.rounds)
         self.train(search_candidate(self.rounds), rounds)
         return Search.of_run(self.out / SEARCH, rounds)
@@ -147,11 +143,7 @@ class InProcess:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps the study's folder to itself meanwhile.
-
-        Raises:
-            ConfigError: another process has it.
-        """
+        """Keeps the study's folder to itself meanwhile; a ConfigError if another process has it."""
         store = self._store("")
         try:
             store.lock()

@@ -132,11 +132,7 @@ class StudyController(SeveralController):
         return [participant.name for participant in self.everyone]
 
     def search(self) -> Search:
-        """Trains as ``wecfl:k=auto`` until it has found the number of clusters.
-
-        Raises:
-            RunFailedError: too few participants answered.
-        """
+        """Trains as ``wecfl:k=auto`` until it has found the number of clusters; a RunFailedError if too few answer."""
         candidate, rounds = search_candidate(self.rounds), search_rounds(self.rounds)
         self.train(candidate, rounds)
         return Search.of_run(self._folder.path / candidate.name, rounds)

@@ -71,11 +71,7 @@ class StudyFolder:
         return Store(self.path / CHECKPOINTS / candidate, self.durable)
 
     def publish(self, results: Path) -> None:
-        """Copies what the study has found so far to the job's results.
-
-        Raises:
-            FileError: it cannot be written.
-        """
+        """Copies what the study has found so far to the job's results; a FileError if it cannot."""
         _copy(self.path, results, PREVIOUS, LOCK, CHECKPOINTS)
 
     def clean(self) -> None:
