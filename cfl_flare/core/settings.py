@@ -209,3 +209,23 @@ def shows(*classes: type, as_fields: bool = False) -> Callable[[T], T]:
         return function
 
     return decorate
+
+
+def extends(base: Callable[..., None], *without: str) -> Callable[[T], T]:
+    """Gives a constructor that passes ``**arguments`` to its base the signature that lists them; see `shows`.
+
+    Args:
+        base: the base class's constructor.
+        without: the parameters of that one that this one does not take.
+    """
+
+    def decorate(function: T) -> T:
+        signature = inspect.signature(function)  # type: ignore[arg-type]
+        this, *added, _ = signature.parameters.values()
+        passed = [p for name, p in inspect.signature(base).parameters.items() if name not in (this.name, *without)]
+        required = [p for p in passed if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+        optional = [p for p in passed if p not in required]
+        function.__signature__ = signature.replace(parameters=[this, *required, *added, *optional])  # type: ignore[attr-defined]
+        return function
+
+    return decorate

@@ -298,11 +298,6 @@ def bounded_means(
     In a median or trimmed mean, ``byzantine`` participants have less than half of the weight as well, whatever they
     claim: each has 1 / (2 * byzantine + 1) at most. Where means are held back, nobody has more of a median than one of
     `FEWEST_RANKED` equal participants: of its parameters, about as many are one participant's own.
-
-    Args:
-        weights: of participants' models in means.
-        sites: each participant's.
-        settings: the run's.
     """
     fewest = 2 * settings.byzantine + 1
     if settings.aggregation == "median" and settings.hold_small_clusters:

@@ -31,9 +31,6 @@ class Attendance:
         silence: seconds without a sign after which a site is lost; infinite in a simulation, whose sites may share a
             process and are silent between their turns.
         start: the same for a site that has not given a sign yet.
-
-    Attributes:
-        lost: the sites that are lost.
     """
 
     def __init__(self, silence: float = SILENCE, start: float = START):

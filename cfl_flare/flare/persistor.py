@@ -92,9 +92,7 @@ class ClusterModelPersistor(LearnablePersistor):
 class JobCheckpoints(Checkpoints):
     """A job's checkpoints, with the models of its best round so far: a job's results do not outlive it at the server.
 
-    Attributes:
-        results: the folder of the job's results.
-        fire: fires FLARE's events of persistence.
+    ``fire`` fires FLARE's events of persistence.
     """
 
     results: Path = Path()

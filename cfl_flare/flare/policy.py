@@ -70,7 +70,7 @@ def study_of(fl_ctx: FLContext, named: str | None = None) -> str:
 
 @contextmanager
 def limited_paths(fl_ctx: FLContext) -> Iterator[None]:
-    """Inside it, paths that a job names must lie in the policy's ``data_roots``; in a simulation they may be anywhere."""
+    """Inside it, paths that a job names must lie in the policy's ``data_roots``; in a simulation they are free."""
     with reading_within(None if simulated(fl_ctx) else Policy.of(fl_ctx).data_roots):
         yield
 

@@ -14,13 +14,12 @@ from torch import nn
 from cfl_flare.core.config import build, check_run_name, require, unmarked
 from cfl_flare.core.errors import AbortedError, PayloadError
 from cfl_flare.core.params import Layout
-from cfl_flare.core.settings import shows
+from cfl_flare.core.settings import extends
 from cfl_flare.core.text import shown
 from cfl_flare.data import DataSource
 from cfl_flare.engine.drive import Checkpoints, drive
-from cfl_flare.engine.plan import ControllerSettings, ExecutorSettings
 from cfl_flare.engine.server import Server
-from cfl_flare.engine.settings import ServerSettings, SiteSettings
+from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.study.candidates import Candidate
 from cfl_flare.engine.study.halving import TEST, VALIDATION
@@ -59,7 +58,7 @@ def candidates_of(runs: Sequence[Mapping[str, Any]], policy: Any) -> dict[str, C
 class SeveralController(ClusteredController):
     """Runs several methods one after the other at the sites of a job; each has results of its own.
 
-    It also takes ``facts``, ``made_by`` and the settings of `ClusteredController`.
+    It also takes the arguments of `ClusteredController`, without those of a single run.
 
     Args:
         model: ``{"class_path", "args"}`` of the module that is trained.
@@ -68,18 +67,16 @@ class SeveralController(ClusteredController):
         initial_ckpt: the file of the model from which each run starts; None starts from untrained models.
     """
 
-    @shows(ServerSettings, ControllerSettings, as_fields=True)
+    @extends(ClusteredController.__init__, "judge", "aggregator_id", "persistor_id")
     def __init__(
         self,
         model: dict[str, Any],
         run_name: str,
         runs: list[dict[str, Any]] | None = None,
         initial_ckpt: str | None = None,
-        facts: dict[str, Any] | None = None,
-        made_by: dict[str, str] | None = None,
-        **settings: Any,
+        **arguments: Any,
     ):
-        super().__init__(facts, made_by, aggregator_id="", persistor_id="", **settings)
+        super().__init__(aggregator_id="", persistor_id="", **arguments)
         self.model, self.run_name, self.runs, self.initial_ckpt = model, run_name, runs, initial_ckpt
         self.everyone: list[Participant] = []
         self.resume_from: str | None = None
@@ -153,20 +150,9 @@ class SeveralExecutor(ClusteredExecutor):
     shared: ClassVar[tuple[str, ...]] = ("runs", "model", "data", "training", "seed", "run_name")
     _recorded_as = "several"
 
-    @shows(SiteSettings, ExecutorSettings, as_fields=True)
-    def __init__(
-        self,
-        model: dict[str, Any],
-        source: dict[str, Any],
-        data: dict[str, Any],
-        training: dict[str, Any],
-        run_name: str,
-        runs: list[dict[str, Any]] | None = None,
-        seed: int = 0,
-        made_by: dict[str, str] | None = None,
-        **settings: Any,
-    ):
-        super().__init__({"method": "fedavg"}, model, source, data, training, run_name, seed, made_by, **settings)
+    @extends(ClusteredExecutor.__init__, "method", "private")
+    def __init__(self, runs: list[dict[str, Any]] | None = None, **arguments: Any):
+        super().__init__({"method": "fedavg"}, **arguments)
         self.runs = runs
 
     def _opened_books(self, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> Books | None:

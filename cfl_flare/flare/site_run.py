@@ -27,12 +27,9 @@ from cfl_flare.training.ensemble import Served
 
 @dataclass(frozen=True)
 class RoundTask:
-    """A round's tasks at a site.
+    """A round's tasks at a site, by participant, and the models that came with them, by slot.
 
     Attributes:
-        number: the round.
-        tasks: by participant.
-        models: that came with them, by slot.
         memory_of: the run that this one resumes; None for a new one.
         last: all rounds are done: the final models are measured, and kept for the site's operator.
     """
@@ -49,8 +46,6 @@ class SiteRun:
     """The participants of one run at a site, and its folder below the site's state root.
 
     Attributes:
-        site: hosts the participants.
-        name: the run's.
         model: ``{"class_path", "args"}`` of the module, kept beside served models.
         log: the component that writes the log.
         part: names a folder in the run's: of a study's candidate.

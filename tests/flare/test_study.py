@@ -397,7 +397,7 @@ def test_two_runs_of_one_name_are_refused():
 
 @pytest.mark.parametrize("name", ["b", "../a", None, ["a"], {"a": 1}])
 def test_a_site_trains_no_run_that_the_job_does_not_have(name):
-    executor = SeveralExecutor({}, {}, {}, {}, "run")
+    executor = SeveralExecutor(model={}, source={}, data={}, training={}, run_name="run")
     executor._known, executor._runs = candidates_of([{"name": "a", "method": FEDAVG}], None), {"a": "the run of a"}
     assert executor._run_of({CANDIDATE: "a"}, None, None) == ("the run of a", {CANDIDATE: "a"})
     with pytest.raises(PayloadError, match="this job has no candidate"):

@@ -26,7 +26,6 @@ class Bootstrap(Observer):
     Args:
         times: how many draws; 0 for none.
         measures: what is computed on them; empty for all that participants measure.
-        ranges: of the measures.
     """
 
     key: ClassVar[str] = "bootstrap"

@@ -27,6 +27,7 @@ from cfl_flare.engine.site import check_private
 from cfl_flare.methods import FedAvg, Finetune, Groups, Local, Method, WeCFL, describe_method
 from cfl_flare.methods.auto_k import AutoK
 from cfl_flare.results.study import SEARCH, Entrant
+from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import LearningTask
 
 ALONE, ONE_MODEL = "local", "fedavg"
@@ -244,16 +245,12 @@ def study_plan(plan: RunPlan) -> RunPlan:
         plan.server.num_rounds > 1,
         "study: rounds = 1 is spent on looking for the number of clusters; give 2 or more",
     )
-    require(
-        plan.training is not None and plan.training.bootstrap > 0,
-        "study: bootstrap = 0 leaves differences without intervals; give a number of draws, such as 200",
-    )
-    require(
-        plan.training is None or plan.training.dp is None,
-        "study: dp would be spent once for each candidate; leave it out, and train the chosen method alone with it",
-    )
-    assert plan.training is not None
-    attacks = plan.training.membership
+    training = plan.training or TrainSettings()
+    drawn = "bootstrap = 0 leaves differences without intervals; give a number of draws, such as 200"
+    require(training.bootstrap > 0, f"study: {drawn}")
+    spent = "dp would be spent once for each candidate; leave it out, and train the chosen method alone with it"
+    require(training.dp is None, f"study: {spent}")
+    attacks = training.membership
     require(not attacks, f"study: membership = {attacks} is for one run; leave it out, and run what is chosen with it")
     early = plan.server.stop_cond is not None or plan.server.patience is not None
     require(not early, "study: stop_cond and patience end candidates at different rounds; leave them out")

@@ -14,12 +14,11 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from cfl_flare.core.config import from_dict, unmarked
 from cfl_flare.core.errors import AbortedError, ConfigError, RunFailedError
 from cfl_flare.core.seeds import derive
-from cfl_flare.core.settings import shows
+from cfl_flare.core.settings import extends
 from cfl_flare.core.shares import bounded_weights
 from cfl_flare.core.text import shown
 from cfl_flare.engine.drive import Checkpoints, drive
 from cfl_flare.engine.observers.bootstrap import Bootstrap
-from cfl_flare.engine.plan import ControllerSettings
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.study.candidates import (
@@ -50,30 +49,24 @@ class StudyController(SeveralController):
     """Trains a study's candidates one after the other at the sites of a job, and says whether to cluster.
 
     It is the study's `cfl_flare.engine.study.halving.Trainer`. Each candidate has its own checkpoints and results; the
-    floor of a cluster's sites and the largest weight of one site hold for each. It also takes ``facts``, ``made_by``
-    and the settings of `cfl_flare.flare.controller.ClusteredController`.
+    floor of a cluster's sites and the largest weight of one site hold for each. It also takes the arguments of
+    `cfl_flare.flare.several.SeveralController`, without the runs.
 
     Args:
-        model: ``{"class_path", "args"}`` of the module that is trained.
-        run_name: names the study's folder under the state root.
         more: the user's own candidates: ``[{"method": "ifca", "k": 3}]``.
         study: the settings of `cfl_flare.engine.study.candidates.StudySettings`.
         resume_from: name of the study to resume; None for a new one.
     """
 
-    @shows(ServerSettings, ControllerSettings, as_fields=True)
+    @extends(SeveralController.__init__, "runs", "initial_ckpt")
     def __init__(
         self,
-        model: dict[str, Any],
-        run_name: str,
         more: list[dict[str, Any]] | None = None,
         study: dict[str, Any] | None = None,
         resume_from: str | None = None,
-        facts: dict[str, Any] | None = None,
-        made_by: dict[str, str] | None = None,
-        **settings: Any,
+        **arguments: Any,
     ):
-        super().__init__(model, run_name, facts=facts, made_by=made_by, **settings)
+        super().__init__(**arguments)
         self.more, self.study, self.resume_from = more, study, resume_from
         self.counts: dict[str, dict[str, int]] = {}
         self._measured: tuple[str, int, dict[str, Result]] = ("", 0, {})
@@ -90,16 +83,14 @@ class StudyController(SeveralController):
         methods = [build_method(method, policy) for method in unmarked(self.more or [])]
         every_candidate(self._module, self.rounds, methods)  # its names are folders
         self._candidates = first_candidates(self._module, methods, self._task)
-        compared = {key: value for key, value in asdict(self._study_settings).items() if key != "minutes"}
-        self._study_facts = as_kept(
-            {
-                **(self.facts or {}),
-                "model": self.model,
-                "run": asdict(self._schedule),
-                "candidates": [candidate.described() for candidate in self._candidates],
-                "study": compared,
-            }
-        )
+        facts = {
+            **(self.facts or {}),
+            "model": self.model,
+            "run": asdict(self._schedule),
+            "candidates": [candidate.described() for candidate in self._candidates],
+            "study": {key: value for key, value in asdict(self._study_settings).items() if key != "minutes"},
+        }
+        self._study_facts = as_kept(facts)
         self._folder = StudyFolder.open(self.run_name, self.resume_from, self._study_facts, self.fl_ctx)
 
     def _run_all(self) -> None:

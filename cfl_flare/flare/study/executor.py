@@ -11,12 +11,10 @@ from nvflare.apis.fl_context import FLContext
 
 from cfl_flare.core.config import unmarked
 from cfl_flare.core.errors import PayloadError
-from cfl_flare.core.settings import shows
+from cfl_flare.core.settings import extends
 from cfl_flare.core.text import plain, shown
 from cfl_flare.data import DataSource
 from cfl_flare.data.samples import ReadOnce
-from cfl_flare.engine.plan import ExecutorSettings
-from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.study.candidates import every_candidate
 from cfl_flare.engine.study.halving import TEST, VALIDATION
@@ -44,21 +42,9 @@ class StudyExecutor(SeveralExecutor):
     _recorded_as = "study"
     shared: ClassVar[tuple[str, ...]] = ("more", "model", "data", "training", "seed", "run_name", "num_rounds")
 
-    @shows(SiteSettings, ExecutorSettings, as_fields=True)
-    def __init__(
-        self,
-        model: dict[str, Any],
-        source: dict[str, Any],
-        data: dict[str, Any],
-        training: dict[str, Any],
-        run_name: str,
-        num_rounds: int,
-        more: list[dict[str, Any]] | None = None,
-        seed: int = 0,
-        made_by: dict[str, str] | None = None,
-        **settings: Any,
-    ):
-        super().__init__(model, source, data, training, run_name, seed=seed, made_by=made_by, **settings)
+    @extends(SeveralExecutor.__init__, "runs")
+    def __init__(self, num_rounds: int, more: list[dict[str, Any]] | None = None, **arguments: Any):
+        super().__init__(**arguments)
         self.num_rounds, self.more = num_rounds, more
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:

@@ -27,7 +27,6 @@ class StudyFolder:
     """``study.json``, a folder of results for each candidate, and their checkpoints.
 
     Attributes:
-        path: where it is.
         earlier: what the study that is resumed has found; None for a new one.
         durable: its checkpoints survive a power failure.
     """
