@@ -26,21 +26,12 @@ from cfl_flare.engine.observers import ANSWERING, Probe
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Method, Update
 from cfl_flare.methods.slots import joined, split
+from cfl_flare.training import privacy
 from cfl_flare.training.dp_learner import DPLearner, check_training, seeded
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.privacy import (
-    TEST,
-    TRAIN,
-    Account,
-    Books,
-    DPSettings,
-    NoBooks,
-    Randomness,
-    RoundAccount,
-    SystemRandomness,
-)
+from cfl_flare.training.privacy import TEST, TRAIN, Account, Books, Randomness
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.sample_gradients import check_network
 from cfl_flare.training.settings import TrainSettings, batch_bounds
@@ -91,7 +82,7 @@ class Site:
         self.runtime = Runtime(make_model, settings, seed, device, should_stop, private, authorize)
         check_task(method, self.runtime.task)
         check_private(method, self.runtime.division, private, task=self.runtime.task)
-        self._privacy, self._books, self._secret = settings.privacy, books or NoBooks(), secret
+        self._privacy, self._books, self._secret = settings.privacy, books or privacy.NoBooks(), secret
         if self._privacy is not None:
             check_dp(method, settings, self.runtime.task, self.runtime.resident.module, evaluate_trained)
         self._accounts: dict[str, Account] = {}
@@ -113,24 +104,24 @@ class Site:
             self.hosted[data.name] = data
             self.memory.setdefault(data.name, {})
             if self._privacy is not None:
-                self._accounts[data.name] = self._account(data, self._privacy)
+                self._accounts[data.name] = self._account(data)
 
     def _split(self, samples: Samples) -> Split:
         runtime = self.runtime
         return Split.of(samples.x, samples.y, runtime.device, runtime.task, samples.patient, samples.period)
 
-    def _account(self, data: ParticipantData, privacy: DPSettings) -> Account:
+    def _account(self, data: ParticipantData) -> Account:
         settings, queries = self.runtime.settings, self.method.traits.queries
-        assert queries is not None
+        assert queries is not None and self._privacy is not None
         train, test = self._splits[data.name]
         sizes = {split: part.patients for split, part in ((TRAIN, train), (TEST, test)) if len(part)}
         randomness = self._randomness(data.name, 0)("noise of counts")
         plan = (settings.steps, settings.batch_size)
-        return Account.open(data.name, privacy, queries, sizes, *plan, self._books, randomness)
+        return Account.open(data.name, self._privacy, queries, sizes, *plan, self._books, randomness)
 
     def _randomness(self, participant: str, round_number: int) -> Callable[[str], Randomness]:
         if self._secret:
-            return lambda purpose: SystemRandomness()
+            return lambda purpose: privacy.SystemRandomness()
         drawer = self.hosted[participant].stream or participant
         return seeded(partial(stream, self.runtime.seed, drawer, round_number))
 
@@ -159,7 +150,7 @@ class Site:
         site.hosted, site._splits = other.hosted, other._splits
         site.memory = {name: self.memory.get(name, {}) for name in other.hosted}
         if site._privacy is not None:  # each run pays for itself
-            site._accounts = {name: site._account(data, site._privacy) for name, data in site.hosted.items()}
+            site._accounts = {name: site._account(data) for name, data in site.hosted.items()}
         return site
 
     def _check_fit(self, data: ParticipantData) -> None:
@@ -224,7 +215,7 @@ class Site:
         view = (self.runtime, participant, *self._splits[participant], memory, round_number, drawer, period)
         if self._privacy is None:
             return Learner(*view)
-        account = RoundAccount(self._accounts[participant], round_number)
+        account = privacy.RoundAccount(self._accounts[participant], round_number)
         return DPLearner(*view, account=account, randomness=self._randomness(participant, round_number))
 
     def carry_out(
@@ -275,13 +266,10 @@ class Site:
 
     def _answers(self, task: Task, learner: Learner, served: Served, models: Mapping[str, Params]) -> dict[str, Any]:
         """The answers of a participant whose served model is measured, to each observer that has a question."""
-        probe = Probe(
-            learner, served, models, self.runtime.settings, self.sends_counts(learner.participant), self._most_tpr
-        )
-        questions = {"metrics": {}, "scores": {}, **task.questions}
-        answers = {
-            key: ANSWERING[key].answer(question, probe) for key, question in questions.items() if key in ANSWERING
-        }
+        sends_counts = self.sends_counts(learner.participant)
+        probe = Probe(learner, served, models, self.runtime.settings, sends_counts, self._most_tpr)
+        questions = {key: q for key, q in {"metrics": {}, "scores": {}, **task.questions}.items() if key in ANSWERING}
+        answers = {key: ANSWERING[key].answer(question, probe) for key, question in questions.items()}
         return {key: answer for key, answer in answers.items() if answer is not None}
 
 

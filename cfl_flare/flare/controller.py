@@ -84,6 +84,7 @@ class ClusteredController(PerSiteController):
         self._hosting: dict[str, dict[str, Any]] = {}
         self._means: Means | None = None
         self._labels: Mapping[str, str] = {}
+        self._memory_of: str | None = None  # the run that is resumed
 
     def run(self) -> None:
         """The whole job: check in, rounds, results."""
@@ -98,7 +99,7 @@ class ClusteredController(PerSiteController):
     def _prepare(self) -> None:
         """Checks the job, and settles its schedule."""
         self.aggregator: ClusteringAggregator = self.get_component(self.aggregator_id)
-        self._training = self._check_job()
+        self._training, self._memory_of = self._check_job(), self.persistor.resume_from
         check_known(self.aggregator.unknown, "aggregator", "the server")
         self.aggregator.ranged = self.judge is None
         if self.judge is None:
@@ -149,7 +150,6 @@ class ClusteredController(PerSiteController):
             file = state_root(self.fl_ctx) / MEANS_FOLDER / f"{self.fl_ctx.get_identity_name()}.jsonl"
             self._means = Means(file, floor)
         store = start.checkpoints.store
-        lineage = Lineage(store, signer_of(self.fl_ctx))
         equipment = Equipment(
             recorder,
             progress=Progress() if checkpoint is None else checkpoint.progress,
@@ -159,7 +159,7 @@ class ClusteredController(PerSiteController):
             observers=[
                 JobEvents(self, aggregator, start.announces, self._controller_settings.memory_gc_rounds),
                 Membership(self._training.membership, Policy.of(self.fl_ctx).max_tpr_at_1pct_fpr),
-                lineage,
+                Lineage(store, signer_of(self.fl_ctx)),
             ],
         )
         server = aggregator.begin(start, schedule, self._training, equipment, self.fl_ctx)
@@ -269,7 +269,7 @@ class ClusteredController(PerSiteController):
         if self.judge is not None:  # each is one participant, whose script's first result says how much data it has
             return [Participant(name, name, 1, unit="") for name in sites]
         known = len(self._hosting)
-        common: dict[str, Any] = {"sites": known + len(sites), "memory_of": self._memory_of()}
+        common: dict[str, Any] = {"sites": known + len(sites), "memory_of": self._memory_of}
         self._hosting |= {site: {"index": i, **common} for i, site in enumerate(sites, known)}
         hosted: dict[str, list[Participant]] = {}
         dealt = data_config((self.facts or {}).get("data", {}), self.fl_ctx)
@@ -300,10 +300,6 @@ class ClusteredController(PerSiteController):
 
     def _hosted_by(self, result: FLModel, site: str, expected: Collection[str], most: int) -> list[Participant]:
         return decode_check_in(result, site, expected, most, self._labels)
-
-    def _memory_of(self) -> str | None:
-        name: str | None = self.persistor.resume_from
-        return name
 
     def _of_runs(self) -> dict[str, Any]:
         """What the job runs. The sites must have the same; see `cfl_flare.flare.policy.SHARED`."""

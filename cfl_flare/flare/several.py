@@ -79,7 +79,6 @@ class SeveralController(ClusteredController):
         super().__init__(aggregator_id="", persistor_id="", **arguments)
         self.model, self.run_name, self.runs, self.initial_ckpt = model, run_name, runs, initial_ckpt
         self.everyone: list[Participant] = []
-        self.resume_from: str | None = None
 
     def _prepare(self) -> None:
         self._training, policy = self._check_job(), component_policy(self.fl_ctx)
@@ -118,17 +117,12 @@ class SeveralController(ClusteredController):
         return self._schedule
 
     def _aggregator(self, candidate: Candidate) -> ClusteringAggregator:
-        facts: dict[str, Any] = self.facts or {}
-        held: dict[str, Any] | None = None
-        if candidate.method.traits.indicator is not None:
-            held = {key: facts[key] for key in ("source", "data") if key in facts}
-        method = describe_method(candidate.method)
+        facts, method = self.facts or {}, describe_method(candidate.method)
+        dealt_out = {key: facts[key] for key in ("source", "data") if key in facts}
+        held = None if candidate.method.traits.indicator is None else dealt_out
         aggregator = ClusteringAggregator(method, self.model, held, self.initial_ckpt, candidate.private)
         aggregator.fl_ctx = self.fl_ctx  # as FLARE does for a component of the job's
         return aggregator
-
-    def _memory_of(self) -> str | None:
-        return self.resume_from
 
     def _of_runs(self) -> dict[str, Any]:
         return {"model": self.model, "runs": self.runs, "run_name": self.run_name}

@@ -68,6 +68,7 @@ class StudyController(SeveralController):
     ):
         super().__init__(**arguments)
         self.more, self.study, self.resume_from = more, study, resume_from
+        self._memory_of = resume_from
         self.counts: dict[str, dict[str, int]] = {}
         self._measured: tuple[str, int, dict[str, Result]] = ("", 0, {})
         self._draws: dict[tuple[str, str], tuple[int, int]] = {}
