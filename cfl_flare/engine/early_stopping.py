@@ -71,7 +71,8 @@ class EarlyStopping:
         """
         key_metric = ACCURACY if key_metric is None else key_metric
         stop = None if stop_cond is None else Condition.parse(stop_cond)
-        implied = MODES.get(stop.sign) if stop is not None and _same(stop.metric.name, key_metric) else None
+        watched = None if stop is None else stop.metric.name.replace("served_", "")
+        implied = MODES.get(stop.sign) if stop is not None and watched == key_metric.replace("served_", "") else None
         require(
             mode is None or implied in (None, mode),
             f"run: key_metric_mode = {mode!r} contradicts stop_cond = {stop_cond!r}, which wants the other end of "
@@ -127,8 +128,3 @@ class EarlyStopping:
         if idle < self.patience:
             return None
         return f"no better {self.watched.name} than {watched['value']:.4g} of round {watched['round']} in {idle} rounds"
-
-
-def _same(name: str, other: str) -> bool:
-    """Whether two names mean the same number."""
-    return name.replace("served_", "") == other.replace("served_", "")
