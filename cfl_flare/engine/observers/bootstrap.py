@@ -51,7 +51,8 @@ class Bootstrap(Observer):
         name, question = asked.name, asked.task.questions.get(self.key)
         if question is None:
             raise PayloadError("metric", f"{name} was not asked to measure draws of its test split")
-        if not isinstance(answer, Mapping) or answer.keys() != {"draw", "values"} or not isinstance(answer["values"], Mapping):
+        drawn = isinstance(answer, Mapping) and answer.keys() == {"draw", "values"}
+        if not drawn or not isinstance(answer["values"], Mapping):
             raise PayloadError("metric", f"{name}: {shown(answer)} should be its draw, and values by measure")
         draw, values = answer["draw"], answer["values"]
         if not is_count(draw, 0, DRAWS - 1):
