@@ -74,8 +74,9 @@ def run_loop(
     plan = replace(plan, model=describe_network(plan.model), data=plan.data.resolved(source))
     checkpoints = checkpoints or Checkpoints()
     site, places = _host(plan)
-    settings = plan.server.judged(site.runtime.task, site.runtime.division.layout)
-    facts = describe_run(plan.data, settings, site.runtime.settings, plan.job.private)
+    runtime, training = site.runtime, site.runtime.settings
+    settings = plan.server.judged(runtime.task, runtime.division.layout)
+    facts = describe_run(plan.data, settings, training, plan.job.private)
     label_of = partial(plan.data.label_of, source) if plan.method.traits.named_groups else lambda data: None
     participants = [
         Participant(n, places[n], site.samples(n), d.group, len(d.test) > 0, clipped=d.clipped, label=label_of(d))
@@ -86,16 +87,18 @@ def run_loop(
     if folder is not None:
         recorder = Recorder(folder, {**facts, **plan.facts}, plan.model, start.recorded, start.last)
         recorder.begin(plan.method.label, settings.num_rounds, settings.early_stopping.named)
-    watchers = [] if on_round is None else [Watcher(on_round)]
+    scored = Scored.of(site.score_shape, runtime.task.link, settings.floor.sites, real=False)
+    observers = [*observers_of(scored=scored, bootstrap=training.bootstrap), Membership(training.membership)]
+    observers += [Lineage(checkpoints.store), *([] if on_round is None else [Watcher(on_round)])]
     equipment = Equipment(
         recorder,
         start.progress,
         logits_for(plan.method, plan.make_model, plan.data, lambda: source, plan.server.seed),
         None if checkpoints.store is None else checkpoints.store.archive,
-        site.runtime.division.complete(partial(site.runtime.untrained, 0)),
-        observers=[*_observers(site, settings), Lineage(checkpoints.store), *watchers],
+        runtime.division.complete(partial(runtime.untrained, 0)),
+        observers=observers,
     )
-    server = Server(plan.method, site.runtime.division.public, participants, settings, start.state, equipment)
+    server = Server(plan.method, runtime.division.public, participants, settings, start.state, equipment)
     keeper = partial(_keeper, recorder, site) if recorder is not None and plan.site.keep_served else None
     drive(server, InProcess(site, places, keeper), checkpoints, plan.until)
     return server
@@ -150,13 +153,6 @@ def _start(
         start = Checkpoint(plan.method.start(initial, [p.name for p in participants]))
     site.memory.update({name: dict(memory) for name, memory in start.memory.items()})
     return start
-
-
-def _observers(site: Site, settings: ServerSettings) -> list[Observer]:
-    runtime = site.runtime
-    scored = Scored.of(site.score_shape, runtime.task.link, settings.floor.sites, real=False)
-    training = runtime.settings
-    return [*observers_of(scored=scored, bootstrap=training.bootstrap), Membership(training.membership)]
 
 
 def _keeper(recorder: Recorder, site: Site, server: Server) -> Callable[[str, Served], None]:

@@ -29,10 +29,7 @@ from cfl_flare.methods import build_method
 class StudyExecutor(SeveralExecutor):
     """Carries out a study's tasks: the server names a candidate, and this site knows what that is from the job.
 
-    Candidates share the data, which is read and checked at the first task. What a participant remembers of one, and
-    the models that it is served, are in a folder of that candidate's.
-
-    It also takes the arguments of `cfl_flare.flare.executor.ClusteredExecutor`, without the method.
+    It also takes the arguments of `cfl_flare.flare.several.SeveralExecutor`, without the runs.
 
     Args:
         num_rounds: of a candidate that trains to the end.
