@@ -55,12 +55,9 @@ CHATTY = (
 
 
 def component_policy(fl_ctx: FLContext) -> Callable[[str], None]:
-    """The site's component policy, for classes that FLARE itself does not see in a job.
+    """The site's component policy, for classes that FLARE does not see in a job: a ClassError says what it refuses.
 
     It asks ``fed_utils.authorize_build_component``. Without it a job could name any class as its data or its model.
-
-    Returns:
-        A function of a class path that raises a ClassError where the policy refuses it.
     """
 
     def authorize(class_path: str) -> None:
