@@ -26,6 +26,7 @@ from cfl_flare.engine.study.candidates import (
     named,
     private_layers,
     random_groups,
+    search_candidate,
 )
 from cfl_flare.engine.study.halving import Journal, Rung, Search, Study
 from cfl_flare.engine.study.in_process import InProcess
@@ -36,6 +37,7 @@ from cfl_flare.results.decision import decide
 from cfl_flare.results.metrics import Metric
 from cfl_flare.results.run_dir import ROUNDS, load_run, read_lines
 from cfl_flare.results.store import Store
+from cfl_flare.results.study import SEARCH
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Binary, Survival
 from tests.loop import run_loop
@@ -232,14 +234,17 @@ def test_random_groups_are_not_the_clusters(seed):
     assert sorted(three.values()) == ["0", "1", "2"]
 
 
-def test_the_search_is_read_from_its_records(tmp_path):
+def test_the_search_trains_and_is_read_from_its_records(tmp_path):
+    trained, folder = [], tmp_path / SEARCH
+    folder.mkdir()
+    (folder / ROUNDS).write_text('{"round": 0}\n')
     with pytest.raises(RunFailedError, match="too few participants answered"):
-        (tmp_path / ROUNDS).write_text('{"round": 0}\n')
-        Search.of_run(tmp_path, 2)
-    (tmp_path / ROUNDS).write_text('{"round": 0}\n{"round": 1, "number_of_clusters": {"k": 2}}\n')
+        Search.made(lambda *order: trained.append(order), tmp_path, 4)
+    assert trained == [(search_candidate(4), 2)]
+    (folder / ROUNDS).write_text('{"round": 0}\n{"round": 1, "number_of_clusters": {"k": 2}}\n')
     lines = [{"round": r, "participant": f"h{i}", "cluster": c} for r in (0, 1) for i, c in enumerate((r, 0, None))]
-    (tmp_path / "assignments.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert Search.of_run(tmp_path, 2) == Search({"k": 2}, {"h0": 1, "h1": 0}, 2)
+    (folder / "assignments.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert Search.made(lambda *order: None, tmp_path, 4) == Search({"k": 2}, {"h0": 1, "h1": 0}, 2)
 
 
 class Missing(Fake):

@@ -26,6 +26,8 @@ from cfl_flare.engine.study.candidates import (
     StudySettings,
     clustered_candidates,
     random_groups,
+    search_candidate,
+    search_rounds,
 )
 from cfl_flare.results.comparison import MARGIN, Measured, clear_without_each, difference, mean_of, shared_by_all
 from cfl_flare.results.decision import decide
@@ -85,8 +87,11 @@ class Search:
     rounds: int
 
     @classmethod
-    def of_run(cls, folder: Path, rounds: int) -> Search:
-        """That of a finished search, whose records are here; a RunFailedError if too few participants answered."""
+    def made(cls, train: Callable[[Candidate, int], None], out: Path, total: int) -> Search:
+        """Trains as ``wecfl:k=auto`` in the study's folder; a RunFailedError if too few participants answered."""
+        candidate, rounds = search_candidate(total), search_rounds(total)
+        train(candidate, rounds)
+        folder = out / candidate.name
         records = [line for line in read_lines(folder / ROUNDS) if NUMBER in line]
         if not records:
             raise RunFailedError("study: too few participants answered to find the number of clusters; start it again")

@@ -21,21 +21,13 @@ from cfl_flare.engine.loop import class_counts, class_facts, run_loop
 from cfl_flare.engine.observers.bootstrap import Bootstrap
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.site import Site
-from cfl_flare.engine.study.candidates import (
-    Candidate,
-    of_candidate,
-    private_layers,
-    search_candidate,
-    search_rounds,
-    study_plan,
-)
+from cfl_flare.engine.study.candidates import Candidate, of_candidate, private_layers, study_plan
 from cfl_flare.engine.study.halving import TEST, VALIDATION, Search
 from cfl_flare.engine.task import Task
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results.comparison import AtHospital, Measured
 from cfl_flare.results.metrics import RoundMetrics, leading
 from cfl_flare.results.store import Checkpoint, Store, StoreError
-from cfl_flare.results.study import SEARCH
 from cfl_flare.training.bootstrap import SECONDS
 from cfl_flare.training.runtime import Place
 
@@ -85,10 +77,7 @@ class InProcess:
         return self._hosted[split]
 
     def search(self) -> Search:
-        """Trains as ``wecfl:k=auto`` until it has found the number of clusters; a RunFailedError if too few answer."""
-        rounds = search_rounds(self.rounds)
-        self.train(search_candidate(self.rounds), rounds)
-        return Search.of_run(self.out / SEARCH, rounds)
+        return Search.made(self.train, self.out, self.rounds)
 
     def private_layers(self, candidate: Candidate) -> str | None:
         return private_layers(self.module, candidate.method, self.training.built_task())

@@ -27,8 +27,6 @@ from cfl_flare.engine.study.candidates import (
     every_candidate,
     first_candidates,
     private_layers,
-    search_candidate,
-    search_rounds,
 )
 from cfl_flare.engine.study.file import as_kept, finished, journal_of, save
 from cfl_flare.engine.study.halving import TEST, VALIDATION, Journal, Search, Study
@@ -124,10 +122,7 @@ class StudyController(SeveralController):
         return [participant.name for participant in self.everyone]
 
     def search(self) -> Search:
-        """Trains as ``wecfl:k=auto`` until it has found the number of clusters; a RunFailedError if too few answer."""
-        candidate, rounds = search_candidate(self.rounds), search_rounds(self.rounds)
-        self.train(candidate, rounds)
-        return Search.of_run(self._folder.path / candidate.name, rounds)
+        return Search.made(self.train, self._folder.path, self.rounds)
 
     def private_layers(self, candidate: Candidate) -> str | None:
         return private_layers(self._module, candidate.method, self._task)
