@@ -117,8 +117,9 @@ class ClusteredExecutor(Executor):
             self.log_info(fl_ctx, str(error))
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
-            log_failure(self, f"task {task_name!r}", failure_of(error), traceback.format_exc(), fl_ctx)
-            return wire.encode_failure(error)
+            code = failure_of(error)
+            log_failure(self, f"task {task_name!r}", code, traceback.format_exc(), fl_ctx)
+            return wire.to_shareable({}, {"error": code})
 
     def _check(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Checks that the server's job is this one, reads the data, builds the model, and says whom this site hosts."""

@@ -21,7 +21,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
-from cfl_flare.core.errors import PayloadError, failure_of
+from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.text import shown
 from cfl_flare.engine.task import Result, Task, is_count
@@ -154,11 +154,6 @@ def _period(said: Any) -> int | None:
     if said is not None and not is_count(said, 0, MAX_PERIOD):
         raise PayloadError("malformed", f"period = {shown(said)} should be a whole number in 0..{MAX_PERIOD:,}")
     return None if said is None else int(said)
-
-
-def encode_failure(error: BaseException) -> Shareable:
-    """A site's answer to a task that it could not carry out: a code of `cfl_flare.core.errors.FAILURES`, no text."""
-    return to_shareable({}, {"error": failure_of(error)})
 
 
 def encode_results(results: Sequence[Result], content: Mapping[str, Any]) -> Shareable:

@@ -246,7 +246,8 @@ def test_a_check_in_without_true_counts_leaves_the_site_out(tmp_path, own):
 
 def test_a_site_that_fails_for_one_candidate_is_out_of_its_comparisons_alone(tmp_path):
     def attack(task, asked, answer):
-        return wire.encode_failure(MemoryError()) if asked.get("candidate") == "fedavg-bias" else answer
+        failed = asked.get("candidate") == "fedavg-bias"
+        return wire.to_shareable({}, {"error": "memory"}) if failed else answer
 
     job = Bench(tmp_path / "job", attack).play(rungs=1, num_rounds=2)
     whole = Bench(tmp_path / "whole").play(rungs=1, num_rounds=2, run_name="whole")
