@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,11 +68,9 @@ def study_of(fl_ctx: FLContext, named: str | None = None) -> str:
     return study
 
 
-@contextmanager
-def limited_paths(fl_ctx: FLContext) -> Iterator[None]:
+def limited_paths(fl_ctx: FLContext) -> AbstractContextManager[None]:
     """Inside it, paths that a job names must lie in the policy's ``data_roots``; in a simulation they are free."""
-    with reading_within(None if simulated(fl_ctx) else Policy.of(fl_ctx).data_roots):
-        yield
+    return reading_within(None if simulated(fl_ctx) else Policy.of(fl_ctx).data_roots)
 
 
 def check_floor(bounds: Any, fl_ctx: FLContext) -> None:
