@@ -118,7 +118,7 @@ class SeveralController(ClusteredController):
 
     def _aggregator(self, candidate: Candidate) -> ClusteringAggregator:
         facts, method = self.facts or {}, describe_method(candidate.method)
-        dealt_out = {key: facts[key] for key in ("source", "data") if key in facts}
+        dealt_out: dict[str, Any] = {key: facts[key] for key in ("source", "data") if key in facts}
         held = None if candidate.method.traits.indicator is None else dealt_out
         aggregator = ClusteringAggregator(method, self.model, held, self.initial_ckpt, candidate.private)
         aggregator.fl_ctx = self.fl_ctx  # as FLARE does for a component of the job's
