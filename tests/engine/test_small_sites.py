@@ -197,7 +197,7 @@ def test_who_said_that_it_has_no_test_samples_measures_nothing():
     check_result(Result("p"), task, model)
     boasting = Result("p", answers={"metrics": {"served_accuracy": 1.0}})
     with pytest.raises(PayloadError, match="said before that it has no test samples"):
-        Metrics().check(boasting.metrics, Asked(model, task, boasting))
+        Metrics(None).check(boasting.metrics, Asked(model, task, boasting))
 
 
 class Normed(nn.Module):
