@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from cfl_flare.clustering.kmeans import numbered
-from cfl_flare.clustering.measures import inner_products
+from cfl_flare.clustering.measures import inner_products, leading
 from cfl_flare.core.config import require
 
 METRICS = ("euclidean", "cosine", "manhattan")
@@ -42,10 +42,9 @@ def distances_to_means(rows: np.ndarray, labels: np.ndarray, metric: str) -> np.
 def agglomerate(
     features: np.ndarray, metric: str, joining: str, threshold: float | None = None, k: int | None = None
 ) -> np.ndarray:
-    """Starts with one cluster per row and repeatedly joins the two nearest.
+    """Starts with one cluster per row of ``(m, d)`` and repeatedly joins the two nearest.
 
     Args:
-        features: ``(m, d)``.
         joining: the distance of two clusters, one of `LINKAGES`.
         threshold: the largest distance at which two clusters are still joined; or
         k: the number of clusters at which it stops; a ConfigError says that there are fewer rows.
@@ -59,11 +58,8 @@ def agglomerate(
     from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
     from scipy.spatial.distance import squareform
 
-    require(
-        k is None or k <= len(features),
-        f"k = {k} clusters need at least {k} participants in the round that clusters, {len(features)} answered; "
-        "lower k or let more take part",
-    )
+    reason = f"k = {k} clusters need at least {k} participants in the round that clusters, {len(features)} answered"
+    require(k is None or k <= len(features), f"{reason}; lower k or let more take part")
     if len(features) == 1:
         return np.zeros(1, np.int64)
     distances = distances_between(features, features, metric)
@@ -77,12 +73,8 @@ def alike(losses: np.ndarray, samples: np.ndarray, threshold: float) -> list[lis
     """The clusters that are joined, by what their models lose on each other's data (FedDrift).
 
     With L_jk the mean loss of model j on the data of cluster k, the distance is max(L_jk - L_jj, L_kj - L_kk, 0), and
-    complete linkage joins up to the threshold. A cluster without data is left alone.
-
-    Args:
-        losses: ``(n, K)``, of each model on each set of data.
-        samples: ``(n, K)``, how many samples of each set of data are of each cluster.
-        threshold: the largest distance at which clusters are joined.
+    complete linkage joins up to the threshold. A cluster without data is left alone. Both arrays are ``(n, K)``: the
+    losses of each model on each set of data, and how many of its samples are of each cluster.
 
     Returns:
         The groups of two clusters or more, each sorted.
@@ -136,8 +128,8 @@ def by_density(features: np.ndarray) -> np.ndarray:
     near = np.sort(np.sort(distances_between(features, features, "euclidean"), axis=1)[:, 1])
     height = (near - near[0]) / ((near[-1] - near[0]) or 1.0)
     elbow = int((np.linspace(0, 1, len(near)) - height).argmax()) if near[-1] > FLAT * near[0] else -1
-    radius = near[elbow]
-    labels = DBSCAN(eps=max(float(radius), 1e-12) * (1 + 1e-6), min_samples=2).fit_predict(features)
+    radius = max(float(near[elbow]), 1e-12) * (1 + 1e-6)
+    labels = DBSCAN(eps=radius, min_samples=2).fit_predict(features)
     alone = labels < 0
     labels[alone] = labels.max() + 1 + np.arange(alone.sum())
     return np.asarray(labels)
@@ -153,8 +145,5 @@ def decomposed_cosines(features: np.ndarray, dimensions: int) -> np.ndarray:
     [[1.0], [1.0]]
     """
     gram = inner_products(features)
-    values, vectors = np.linalg.eigh(gram)
-    values, vectors = values[::-1][:dimensions], vectors[:, ::-1][:, :dimensions]
-    lengths = np.sqrt(np.diag(gram))[:, None]
-    projected = vectors * np.sqrt(np.maximum(values, 0))
+    projected, lengths = leading(gram, dimensions), np.sqrt(np.diag(gram))[:, None]
     return np.divide(projected, lengths, out=np.zeros_like(projected), where=lengths > 0)

@@ -28,12 +28,8 @@ K = TypeVar("K")
 LARGEST_SHARE = 0.5
 # Costs are scaled to this largest value, far above the solver's tolerances of 1e-6.
 LARGEST = 1e4
-# A bound on the solver's search that, unlike a time limit, gives the same answer on any machine.
-NODES = 1000
 # What rounding leaves of a number of sites.
 ROUNDED = 1e-9
-# An eigenvalue of 1 says that a sum follows exactly; this is what rounding leaves of it.
-EXACT = 1 - 1e-6
 # More groups than this take minutes to look at.
 MOST_GROUPS = 2_000_000
 
@@ -296,7 +292,7 @@ class Sizes:
         matrix = coo_array((values, (at, of)), shape=(len(low), variables)).tocsr()
         objective, integral = np.zeros(variables), np.zeros(variables)
         objective[: m * k], integral[: m * k] = _scaled(costs).ravel(), 1
-        options = {"node_limit": NODES, "mip_rel_gap": 0.0}
+        options = {"node_limit": 1000, "mip_rel_gap": 0.0}  # unlike a time limit, the same answer on any machine
         constraints = LinearConstraint(matrix, low, high)
         solution = milp(objective, integrality=integral, bounds=Bounds(0, 1), constraints=constraints, options=options)
         return None if solution.x is None else solution.x[: m * k].reshape(m, k).argmax(axis=1)
@@ -353,6 +349,6 @@ def exposed(sums: Collection[Collection[str]], floor: int) -> set[frozenset[str]
             group = frozenset(name for i in chosen for name in names[i])
             if len(group) >= floor or any(known <= group for known in groups):
                 continue
-            if np.linalg.eigvalsh(projector[np.ix_(chosen, chosen)])[-1] > EXACT:
+            if np.linalg.eigvalsh(projector[np.ix_(chosen, chosen)])[-1] > 1 - 1e-6:  # of 1: the sum follows exactly
                 groups.add(group)
     return groups

@@ -19,14 +19,10 @@ from cfl_flare.core.text import plain
 NUMBER = "number_of_clusters"
 # What is left of a squared length after rounding.
 NOTHING = 1e-10
-# Gaps that differ by less than this number of standard deviations count as the same.
-SAME = 0.5
 # So many draws, each of this share of the points.
 DRAWS, SHARE = 100, 0.8
 # A number of clusters is stable if each cluster is this alike in the draws; Hennig (2007) calls 0.85 "highly stable".
 STABLE = 0.9
-# The quantiles of the number of clusters over the draws where its set ends.
-ENDS = (0.05, 0.95)
 # So many participants that change sides are named in a sentence.
 MOST_NAMES = 6
 # A number is clear from this number of standard deviations on, if this share of the draws has it too.
@@ -79,7 +75,6 @@ def number_of_clusters(products: np.ndarray, most: int, references: int = 100, s
     Args:
         products: ``(m, m)`` inner products of the vectors; a ConfigError says that one is not finite.
         most: the largest number that is tried, at most half the vectors.
-        references: how many reference sets.
 
     >>> two = np.repeat([[1.0, 0.0], [0.0, 1.0]], 6, axis=0) + stream(0, "noise").normal(0, 0.1, (12, 2))
     >>> number_of_clusters(two @ two.T, 4).k
@@ -123,7 +118,7 @@ def _counted(products: np.ndarray, most: int, references: int, seed: int) -> Clu
         k = median if deviations[median - 1] >= CLEAR else 1
     steadiness = _steadiness(labels[k - 1], rows, trees)
     by_k = [tuple(values.tolist()) for values in (gap, deviations, stability)]
-    low, high = (int(np.quantile(draws, share, method="inverted_cdf")) for share in ENDS)
+    low, high = (int(np.quantile(draws, share, method="inverted_cdf")) for share in (0.05, 0.95))
     ends = min(low, k), max(high, k)
     return ClusterCount(numbered(labels[k - 1]), by_k[0], by_k[1], by_k[2], tuple(draws), ends, steadiness)
 
@@ -204,10 +199,10 @@ def _how_sure(note: Mapping[str, Any]) -> str:
 
 
 def _largest(gap: np.ndarray, spread: np.ndarray, considered: np.ndarray) -> int:
-    """The smallest of the numbers considered whose gap is as large as the largest; 1 if none is positive."""
+    """The smallest number considered whose gap is the largest but for half a deviation; 1 if none is positive."""
     gap = np.where(considered, gap, -np.inf)
     best = int(gap.argmax())
-    return 1 + (1 + int(np.argmax(gap[1:] >= gap[best] - SAME * spread[best])) if best else 0)
+    return 1 + (1 + int(np.argmax(gap[1:] >= gap[best] - 0.5 * spread[best])) if best else 0)
 
 
 def _stability(labels: np.ndarray, rows: Sequence[np.ndarray], trees: Sequence[np.ndarray]) -> np.ndarray:

@@ -30,10 +30,7 @@ def first_kmeans(
 
     If a cluster is below a floor, k-means with minimum sizes takes its place.
 
-    Args:
-        features: ``(m, d)``.
-        weights: ``(m,)``, positive.
-        sizes: what a cluster needs; None for nothing.
+    Features are ``(m, d)``, and weights ``(m,)``, positive. ``sizes`` is what a cluster needs; None for nothing.
 
     Returns:
         Labels ``(m,)``, numbered in the order in which the clusters first occur; of fewer clusters, if k that are large
@@ -49,17 +46,15 @@ def first_kmeans(
     from threadpoolctl import threadpool_limits
 
     if len(features) < k:
-        raise ConfigError(
-            f"k = {k} clusters need at least {k} participants in the first round, {len(features)} answered; "
-            "lower k or let more take part"
-        )
+        reason = f"k = {k} clusters need at least {k} participants in the first round, {len(features)} answered"
+        raise ConfigError(f"{reason}; lower k or let more take part")
     with threadpool_limits(1):  # in a simulation all sites share the cores
         kmeans = KMeans(k, n_init=starts, random_state=seed, tol=0)
         labels = kmeans.fit(features, sample_weight=weights / weights.mean()).labels_
         if sizes is None or sizes.met(labels):
             return numbered(labels)
         placed = numbered(_first_under_floor(features, min(k, sizes.clusters), weights, starts, seed, sizes))
-        sizes.note(_named_as(labels, placed), placed)
+        sizes.note(renamed(labels, placed, k), placed)
         return placed
 
 
@@ -75,19 +70,13 @@ def matched(labels: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.asarray(linear_sum_assignment(costs)[1])
 
 
-def _named_as(labels: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """The labels under the names of other ones for the same rows, such that as many as can be agree.
+def renamed(labels: np.ndarray, others: np.ndarray, k: int) -> np.ndarray:
+    """The labels under the names 0..k-1 of other ones for the same rows, such that as many as can be agree.
 
-    >>> _named_as(np.array([1, 1, 0, 2]), np.array([0, 0, 1, 1])).tolist()
+    >>> renamed(np.array([1, 1, 0, 2]), np.array([0, 0, 1, 1]), 3).tolist()
     [0, 0, 1, 2]
     """
-    from scipy.optimize import linear_sum_assignment
-
-    k = 1 + int(max(labels.max(), others.max()))
-    both = np.zeros((k, k))
-    np.add.at(both, (labels, others), 1)
-    names = linear_sum_assignment(both, maximize=True)[1]
-    return np.asarray(names[labels])
+    return matched(labels, -(others[:, None] == np.arange(k)).astype(np.float64))[labels]
 
 
 def _first_under_floor(
@@ -143,12 +132,8 @@ def lloyd(
     Unlike scikit-learn's, it leaves an empty cluster where it is: with sampled participants a cluster may be absent
     from a round, and must not be moved onto another group's members.
 
-    Args:
-        features: ``(m, d)``.
-        centres: ``(k, d)``, not changed.
-        weights: ``(m,)``, positive.
-        sizes: what a cluster needs; None for nothing. If a cluster of the result is too small, or had members before
-            and has none, k-means with minimum sizes takes its place.
+    If a cluster of the result is too small for ``sizes``, or had members before and has none, k-means with minimum
+    sizes takes its place. Features are ``(m, d)``, centres ``(k, d)``, and weights ``(m,)``, positive.
 
     Returns:
         Labels ``(m,)``, label j for the cluster that started at ``centres[j]``.

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from tempfile import SpooledTemporaryFile
 from warnings import catch_warnings, simplefilter
@@ -13,6 +12,8 @@ import numpy as np
 
 # Columns of all rows that are in memory at a time.
 COLUMNS = 2**14
+# Models that are projected at a time.
+ROWS = 16
 # Rows that take more bytes wait on disk.
 IN_MEMORY = 64 * 2**20
 # The share of two rows' squared lengths that rounding leaves of the distance between equal rows.
@@ -160,19 +161,12 @@ def by_rank(values: Mapping[str, float], k: int) -> dict[str, int]:
 def thresholds(values: Mapping[str, float], bins: Mapping[str, int], k: int) -> list[float]:
     """The largest value of each bin but the last, P_{1/k}, ..., P_{(k-1)/k}; an empty bin has the previous bin's.
 
+    A new value is in the first bin whose threshold is not below it, as `bisect.bisect_left` finds it.
+
     >>> thresholds({"a": 5.0, "b": 1.0, "c": 3.0}, {"b": 0, "c": 0, "a": 1}, 2)
     [3.0]
     """
     return [max((values[name] for name, bin_ in bins.items() if bin_ <= i), default=0.0) for i in range(k - 1)]
-
-
-def placed(value: float, limits: Sequence[float]) -> int:
-    """The bin of a new value: the first i whose threshold is not below it, P_{i-1} < value <= P_i.
-
-    >>> [placed(value, [3.0]) for value in (0.0, 3.0, 3.5)]
-    [0, 0, 1]
-    """
-    return bisect_left(limits, value)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -203,16 +197,10 @@ def divergences(models: np.ndarray, centres: np.ndarray) -> np.ndarray:
         return np.nan_to_num(distances, nan=np.inf, posinf=np.inf)
 
 
-# Models projected at a time.
-ROWS = 16
-
-
 def directions(models: Sequence[np.ndarray], dimensions: int) -> np.ndarray:
     """The map M: the leading principal directions of some models.
 
-    Args:
-        models: s vectors ``(d,)``, perhaps memory-mapped: a few columns of all of them are read at a time.
-        dimensions: D; at most ``s - 1`` exist.
+    The models are s vectors ``(d,)``, perhaps memory-mapped: a few columns of all of them are read at a time.
 
     Returns:
         ``(min(D, s - 1, d), d)`` float32, at least one row, orthonormal; zero where the models do not differ.

@@ -13,19 +13,8 @@ COLUMNS = 2**16  # at a time, so that sorting needs no copy of all rows
 ISOLATED = 2.0
 # A row is opposed to the others if its cosine to their median is below it in some layer.
 OPPOSED = -0.1
-# Stands for a median of 0.
-TINY = 1e-100
 # So much of all weight may be trimmed too much: sums of shares are rounded.
 ROUNDED = 1e-9
-
-
-def by_columns(rows: Sequence[np.ndarray], statistic: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """A statistic of each column, ``(d,)`` float32, from m rows of length d."""
-    width = len(rows[0])
-    result = np.empty(width, np.float32)
-    for start in range(0, width, COLUMNS):
-        result[start : start + COLUMNS] = statistic(np.stack([row[start : start + COLUMNS] for row in rows]))
-    return result
 
 
 def coordinate_median(rows: Sequence[np.ndarray], weights: Sequence[float] = ()) -> np.ndarray:
@@ -61,17 +50,17 @@ def _shares(rows: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
 
 
 def _middle(rows: Sequence[np.ndarray], shares: np.ndarray, cut: float) -> np.ndarray:
-    """The mean of each column but for its lowest and highest values, as many as have the share ``cut``."""
+    """The mean of each column but for its lowest and highest values, as many as have the share ``cut``; float32."""
     cut = min(cut + ROUNDED, 0.5 - ROUNDED)
-
-    def statistic(block: np.ndarray) -> np.ndarray:
-        columns = np.ascontiguousarray(block.T)
+    means = np.empty(len(rows[0]), np.float32)
+    for start in range(0, len(means), COLUMNS):
+        columns = np.stack([row[start : start + COLUMNS] for row in rows], axis=1)
         order = np.argsort(columns, axis=1)
         ends = np.cumsum(shares[order], axis=1)
         left = np.clip(np.minimum(ends, 1 - cut) - np.maximum(ends - shares[order], cut), 0, None)
-        return np.asarray((np.take_along_axis(columns, order, axis=1) * left).sum(axis=1) / left.sum(axis=1))
-
-    return by_columns(rows, statistic)
+        sums = (np.take_along_axis(columns, order, axis=1) * left).sum(axis=1)
+        means[start : start + COLUMNS] = sums / left.sum(axis=1)
+    return means
 
 
 def multi_krum(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice] | None = None) -> list[int]:
@@ -148,7 +137,7 @@ def _highest(
         scores = score(_distances([row[part] for row in rows]))
         usual = float(np.median(scores))
         if usual or part == slice(None):
-            multiples = np.maximum(multiples, scores / max(usual, TINY))
+            multiples = np.maximum(multiples, scores / max(usual, 1e-100))
     return multiples
 
 

@@ -103,8 +103,7 @@ class CFL(Method):
             members = [i for i, u in enumerate(updates) if cluster_slot(parent) in u.diffs]
             names = [updates[i].participant for i in members]
             rows = points(self.features(updates[i].main_diff) for i in members)
-            here = None if state.census is None else state.census.of(names, {})
-            halves = self._halves(rows, here)
+            halves = self._halves(rows, state.sizes(names, {}))
             if halves is not None:
                 new = max([self.clusters_in(state) - 1, *assignment.values()]) + 1
                 assignment.update({name: new for name, half in zip(names, halves) if half})

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from cfl_flare.clustering.agglomerative import number_by_silhouette
-from cfl_flare.clustering.kmeans import first_kmeans, matched
+from cfl_flare.clustering.kmeans import first_kmeans, renamed
 from cfl_flare.clustering.measures import before_gap, inner_products, leading
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
@@ -80,7 +80,7 @@ class CFLGP(Method):
 
     def _versions(self, state: ServerState, updates: Sequence[Update]) -> dict[str, dict[str, list[int]]]:
         """By participant and criterion, the round of its mean gradient in the archive, and of how many that is."""
-        old, q = state.extras["gradients"], self._block(state)
+        old, q = state.extras["gradients"], str(state.extras["clusterings"] % self.k)
         times = {u.participant: old.get(u.participant, {}).get(q, [0, 0])[1] + 1 for u in updates}
         return {**old, **{name: {**old.get(name, {}), q: [state.round, t]} for name, t in times.items()}}
 
@@ -88,26 +88,23 @@ class CFLGP(Method):
         """The slot of the model at which all take their gradient in the next clustering, which no round changes."""
         return f"criterion-{state.extras['clusterings']}"
 
-    def _block(self, state: ServerState) -> str:
-        return str(state.extras["clusterings"] % self.k)
-
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """K-means on the rows of Q S, of gradients G = P S Q'; clusters keep their labels by greatest overlap."""
         archive, old = state.archive, state.assignment
         if not state.extras["due"] or archive is None:
             return {u.participant: old[u.participant] if u.cluster is None else u.cluster for u in updates}
-        versions, q, before = self._versions(state, updates), self._block(state), state.extras["gradients"]
-        for name, gradient in ((u.participant, self.vector(state, u)) for u in updates):
-            archive.put_mean(f"{name}.{q}", state.round, gradient, before.get(name, {}).get(q))
+        versions, q = self._versions(state, updates), str(state.extras["clusterings"] % self.k)
+        for update in updates:
+            earlier = state.extras["gradients"].get(update.participant, {}).get(q)
+            archive.put_mean(f"{update.participant}.{q}", state.round, self.vector(state, update), earlier)
         names, products = [u.participant for u in updates], np.zeros((len(updates), len(updates)))
         for q in sorted(set.intersection(*({*versions[name]} for name in names))):
             products += inner_products(archive.get(f"{n}.{q}", versions[n][q][0]) for n in names)
-        sizes = None if state.census is None else state.census.of(names, {})
         rows = before_gap(products) if self.silhouette else leading(products, self.k)
         k = number_by_silhouette(rows, self.k, better=1.0) if self.silhouette else self.k
-        labels = first_kmeans(rows, k, np.ones(len(names)), sizes=sizes)
-        overlap = np.array([np.arange(self.k) == old.get(name, -1) for name in names], float)
-        return dict(zip(names, matched(labels, -overlap)[labels].tolist()))
+        labels = first_kmeans(rows, k, np.ones(len(names)), sizes=state.sizes(names, {}))
+        before = np.array([old.get(name, -1) for name in names])
+        return dict(zip(names, renamed(labels, before, self.k).tolist()))
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
         """A model counts in its participant's new cluster; a gradient counts in no mean."""
@@ -115,14 +112,13 @@ class CFLGP(Method):
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """The mean in each cluster. Before a round that clusters, the next cluster's model becomes the criterion."""
-        clustered, number = bool(state.extras["due"]), state.round + 1
+        number, clusterings = state.round + 1, state.extras["clusterings"] + state.extras["due"]
         due = number % self.every == 0 and number < self.clustering_rounds
-        gradients = self._versions(state, updates) if clustered else state.extras["gradients"]
-        extras = {"due": due, "clusterings": state.extras["clusterings"] + clustered, "gradients": gradients}
-        after = state.after(self.centres(state, updates, assignment), assignment, **extras)
-        bank = {slot: after.bank[slot] for slot in self.slots}
+        gradients = self._versions(state, updates) if state.extras["due"] else state.extras["gradients"]
+        bank = self.centres(state, updates, assignment)
         if due:
-            bank[self._criterion(after)] = bank[cluster_slot(int(self._block(after)))]
+            bank[f"criterion-{clusterings}"] = bank[cluster_slot(clusterings % self.k)]
+        after = state.after({}, assignment, due=due, clusterings=clusterings, gradients=gradients)
         return replace(after, bank=bank)
 
     def join(self, state: ServerState, update: Update) -> ServerState:

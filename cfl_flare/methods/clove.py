@@ -99,8 +99,7 @@ class CLoVE(Method):
             means = [np.mean([row for n, row in state.arrays.items() if state.assignment[n] == k], axis=0) for k in ids]
             return {**before, **{name: ids[i] for name, i in zip(names, nearest(rows, np.stack(means)))}}
         k = number_by_silhouette(rows, self.k) if self.silhouette else self.k
-        sizes = None if state.census is None else state.census.of(names, {})
-        labels = first_kmeans(rows.copy(), k, np.ones(len(rows)), sizes=sizes)
+        labels = first_kmeans(rows.copy(), k, np.ones(len(rows)), sizes=state.sizes(names, {}))
         return dict(zip(names, matched(labels, rows)[labels].tolist()))
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.measures import by_rank, placed, thresholds
+from cfl_flare.clustering.measures import by_rank, thresholds
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
@@ -225,7 +226,7 @@ class FedCUAU(Method):
                     break
             return state.after(means, bins, thresholds=thresholds(divergence, bins, k))
         limits = state.extras["thresholds"]
-        return state.after({**means, AU: au}, {name: placed(value, limits) for name, value in divergence.items()})
+        return state.after({**means, AU: au}, {name: bisect_left(limits, value) for name, value in divergence.items()})
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
         """C1's model, or the own cluster's; before stage 1 the initial one."""

@@ -4,24 +4,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.agglomerative import alike
 from cfl_flare.core.params import Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.slots import cluster_slot
 from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update
-from cfl_flare.methods.tuning import merged
+from cfl_flare.methods.tuning import PERIOD, SEEN, merged
 from cfl_flare.training.learner import Learner
 
 # The arrays have the names of a metric and of a count, as which a site's EgressFilter treats them.
 LOSSES, SAMPLES = "loss", "samples"
-POOL, PLACED, PERIODS, SEEN, OPENED = "pool", "placed", "periods", "seen", "opened"
+POOL, PLACED, PERIODS, OPENED = "pool", "placed", "periods", "opened"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +43,7 @@ class FedDrift(Method):
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         """Extras: the last period, when clusters were opened, participants' clusters, samples, and last loss."""
-        extras = {"period": -1, OPENED: [-1], SEEN: {}}
-        return ServerState({cluster_slot(0): initial(0)}, extras=extras)
+        return ServerState({cluster_slot(0): initial(0)}, extras={PERIOD: -1, OPENED: [-1], SEEN: {}})
 
     def clusters_in(self, state: ServerState) -> int:
         return len(state.extras[OPENED])
@@ -56,18 +54,19 @@ class FedDrift(Method):
         return [k for k, period in opened if period < state.period and cluster_slot(k) in state.bank]
 
     def plan(self, state: ServerState) -> Plan:
-        return Plan(everyone=state.period > state.extras["period"])
+        return Plan(everyone=state.period > state.extras[PERIOD])
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Its cluster's model; once a period all models, to send their losses."""
-        clusters, cluster = state.extras[SEEN].get(participant, [[]])[0], state.assignment.get(participant)
-        pool = tuple(map(cluster_slot, self.pool(state)))
-        first = pool if cluster is None else (cluster_slot(cluster),)
-        if cluster is not None and len(clusters) > state.period:
-            return Download(first, scalars={PERIODS: [t for t, then in enumerate(clusters) if then == cluster]})
-        others, scalars = tuple(s for s in pool if s not in first), {POOL: list(pool), PLACED: cluster is not None}
+        cluster, clusters = state.assignment.get(participant), state.extras[SEEN].get(participant, [[]])[0]
+        pool = [cluster_slot(k) for k in self.pool(state)]
+        first = pool if cluster is None else [cluster_slot(cluster)]
+        if len(clusters) > state.period:
+            return Download((*first,), scalars={PERIODS: [t for t, then in enumerate(clusters) if then == cluster]})
+        others = tuple(slot for slot in pool if slot not in first)
         shapes = {LOSSES: (state.period + 1, len(pool)), SAMPLES: (state.period + 1,)}
-        return Download(first, to_train=others, returns=(), arrays=shapes, scalars=scalars)
+        scalars = {POOL: pool, PLACED: cluster is not None}
+        return Download((*first,), to_train=others, returns=(), arrays=shapes, scalars=scalars)
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Samples and losses by period, without new samples the losses on the latest; or it trains its model."""
@@ -104,10 +103,8 @@ class FedDrift(Method):
             if losses.min() > bound:
                 cost[new] = bound
                 new += not self.eager
-        labels, others = costs.argmin(axis=1), {n: k for n, k in state.assignment.items() if n not in rows}
-        if rows and state.census is not None:
-            labels = state.census.of([*rows], others).assigned(labels, lambda: costs)
-        return {**stays, **dict(zip(rows, labels.tolist()))}
+        others = replace(state, assignment={name: k for name, k in state.assignment.items() if name not in rows})
+        return {**stays, **others.placed([*rows], costs.argmin(axis=1), lambda: costs)}
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
         """Where it was trained, by its samples of the periods in which it was there."""
@@ -129,23 +126,9 @@ class FedDrift(Method):
         opened = known + [state.period] * (max(new, default=-1) + 1 - len(known))
         notes = {"drifted": drifted, OPENED: new} if sent else {}
         after = replace(state.after(bank, assignment, **{SEEN: seen, OPENED: opened}), notes=notes)
-        return self._merged(after, sent, pool) if sent and state.period > state.extras["period"] else after
-
-    def _merged(self, state: ServerState, sent: Mapping[str, Update], pool: Sequence[int]) -> ServerState:
-        """Clusters that are alike become the first of them, whose model is the mean of theirs by samples."""
-        seen = state.extras[SEEN]
-        losses = np.concatenate([u.arrays[LOSSES] for u in sent.values()])
-        of, samples = (np.concatenate([seen[name][i] for name in sent]) for i in (0, 1))
-        counts = samples[:, None] * (of[:, None] == pool)
-        groups = [[pool[j] for j in group] for group in alike(losses, counts, self.delta)]
-        into = {k: group[0] for group in groups for k in group}
-        seen = {name: [[into.get(k, k) for k in history], *rest] for name, (history, *rest) in seen.items()}
-        extras = {**state.extras, SEEN: seen, "period": state.period}
-        state = replace(state, extras=extras, notes={**state.notes, "merged": groups})
-        return merged(state, groups, dict(zip(pool, counts.sum(axis=0).tolist())))
+        return merged(after, {name: u.arrays[LOSSES] for name, u in sent.items()}, pool, self.delta)
 
     def join(self, state: ServerState, update: Update) -> ServerState:
         """A newcomer never drifts, and merges nothing."""
-        settled = replace(state, extras={**state.extras, "period": state.period})
-        placed = self.assign(settled, [update])
-        return self.aggregate(settled, [update], placed) if update.arrays else super().join(state, update)
+        settled = replace(state, extras={**state.extras, PERIOD: state.period})
+        return replace(self.aggregate(settled, [update], self.assign(settled, [update])), bank=state.bank)

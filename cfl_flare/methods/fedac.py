@@ -100,7 +100,7 @@ class FedAC(OwnModel):
     def terms(self, download: Download, slot: str) -> list[Term]:
         """Both regularisers (Eq. 3); without a cluster there is no centre, and only the embedding's."""
         centre, phi = download.model(slot), download.model(PHI)
-        near = [Pull(self.mu, centre.part("all"), centre.layout.select("all"))] if slot != GLOBAL else []
+        near = [Pull.to(self.mu, centre)] if slot != GLOBAL else []
         alike = Pull(self.lam, phi.part("all"), centre.layout.select("backbone"))
         return [*near, alike, *super().terms(download, slot)]
 
@@ -181,8 +181,8 @@ class FedAC(OwnModel):
         members: dict[int, list[str]] = {k: [] for k in slots}
         for name in known.names:
             members[assignment[name]].append(name)
-        centres = {k: self._mean(known, members[k], state.bank.get(slot, common)) for k, slot in slots.items()}
-        clusters = Clusters(members, centres, state.extras["ids"], known, partial(self._mean, known))
+        centres = {k: known.mean(members[k], self.weighting, state.bank.get(slot, common)) for k, slot in slots.items()}
+        clusters = Clusters(members, centres, state.extras["ids"], known, self.weighting)
         past = [c for c in state.extras["changes"] if state.round - c["round"] <= self.cooldown]
         new: list[dict[str, int]] = []
         if self.tuning:
@@ -199,9 +199,6 @@ class FedAC(OwnModel):
             notes={"dispersion": as_json(clusters.dispersion()), "changes": new},
         )
 
-    def _mean(self, known: LatestModels, names: Sequence[str], otherwise: Params) -> Params:
-        return known.mean(names, self.weighting, otherwise)
-
     def _halves(self, state: ServerState, known: LatestModels, names: Sequence[str]) -> tuple[list[str], list[str]]:
         """Splits a cluster's members between two new centres, which k-means++ picks from their models (sec. 4.5).
 
@@ -216,7 +213,7 @@ class FedAC(OwnModel):
         if (rows == rows[0]).all():
             return list(names), []
         first = kmeans_plusplus(rows, 2, random_state=self.seed)[0]
-        sizes = None if state.census is None else state.census.of(names, {})
+        sizes = state.sizes(names, {})
         labels = numbered(closest(rows, first, np.ones(len(rows)), sizes, needed=(0, 1)))
         if sizes is not None and not sizes.met(labels, needed=(0, 1)):
             return list(names), []

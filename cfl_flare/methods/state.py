@@ -53,7 +53,6 @@ class Participant:
     """The unit that is clustered.
 
     Attributes:
-        name: unique in the run.
         site: the FLARE client that hosts it.
         samples: its training samples, n_i; where a training script says another weight, that.
         group: its true group, where the partition knows one; used only in metrics.
@@ -148,7 +147,6 @@ class Update:
     """The answer of a participant.
 
     Attributes:
-        participant: its name.
         samples: its training samples, n_i; a script's may be any weight.
         diffs: for each slot that it moved, its model minus the one it was sent in that slot.
         cluster: the cluster that it chose, where participants choose.
@@ -259,16 +257,16 @@ class ServerState:
     period: int = field(default=0, compare=False)
     labels: Mapping[str, str] = field(default_factory=dict)
 
-    def sizes(self, names: Sequence[str], placed: Assignment | None = None) -> Sizes | None:
+    def sizes(self, names: Sequence[str], others: Assignment | None = None) -> Sizes | None:
         """What the clusters need that these participants are to be assigned to; None for nothing.
 
-        Members that are not among them count where ``placed`` has them, or else where they were.
+        Members that are not among them count where ``others`` has them; by default where they were.
         """
-        return None if self.census is None else self.census.of(names, {**self.assignment, **(placed or {})})
+        return None if self.census is None else self.census.of(names, self.assignment if others is None else others)
 
     def placed(self, names: Sequence[str], labels: np.ndarray, costs: Callable[[], np.ndarray]) -> Assignment:
         """These clusters of participants, or the cheapest ones of which none is too small; see `Sizes.assigned`."""
-        sizes = self.sizes(names)
+        sizes = self.sizes(names) if names else None
         return dict(zip(names, (labels if sizes is None else sizes.assigned(labels, costs)).tolist()))
 
     def possible(self, clusters: int) -> int:

@@ -5,80 +5,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from cfl_flare.clustering.agglomerative import alike
 from cfl_flare.core.arrays import LatestModels
 from cfl_flare.core.params import Params, weighted_mean
 from cfl_flare.methods.slots import cluster_slot
 from cfl_flare.methods.state import ServerState
 
+# FedDrift's extras: the participants' clusters and samples by period, and the last period that began with merges.
+SEEN, PERIOD = "seen", "period"
 Halves = Callable[[Sequence[str]], tuple[list[str], list[str]]]
-
-
-def dispersion(intra: Mapping[int, float], between: np.ndarray) -> dict[int, float]:
-    """G_k = Dist_intra / Dist_inter of each cluster in use (FedAC Alg. 3); infinity for one without any other apart.
-
-    Args:
-        intra: by cluster, the mean squared distance of its members to its centre.
-        between: ``(K, K)`` squared distances of the centres of these clusters, in the same order.
-
-    >>> dispersion({0: 1.0, 4: 3.0}, np.array([[0.0, 2.0], [2.0, 0.0]]))
-    {0: 0.5, 4: 1.5}
-    """
-    spread = {}
-    for row, (cluster, inside) in enumerate(intra.items()):
-        others = np.delete(between[row], row)
-        apart = float(others.mean()) if len(others) else 0.0
-        spread[cluster] = inside / apart if apart > 0 else float("inf")
-    return spread
-
-
-def changes(
-    loose: Mapping[int, float],
-    sizes: Mapping[int, int],
-    between: np.ndarray,
-    low: float,
-    high: float,
-    barred_merges: Collection[tuple[int, int]] = (),
-    barred_splits: Collection[int] = (),
-) -> list[tuple[int, int | None]]:
-    """The changes of one tuning step: all G_k are computed first, then each cluster changes at most once.
-
-    Args:
-        loose: G_k by cluster.
-        sizes: members by cluster.
-        between: ``(K, K)`` squared distances of their centres, in the order of ``loose``.
-        low: a; a cluster of two members or more below it is merged into the nearest one.
-        high: b; a cluster of two members or more above it is split.
-        barred_merges: pairs, the smaller number first, that were split recently.
-        barred_splits: clusters that were merged recently.
-
-    Returns:
-        The clusters that change, each with the one that takes its members; None for a split.
-
-    >>> apart = np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 4.0], [9.0, 4.0, 0.0]])
-    >>> changes({0: 0.1, 1: 0.5, 2: 0.9}, {0: 2, 1: 2, 2: 2}, apart, 0.2, 0.8)
-    [(0, 1), (2, None)]
-    """
-    clusters, done = list(loose), set[int]()
-    steps: list[tuple[int, int | None]] = []
-    for row, cluster in enumerate(clusters):
-        if cluster in done or sizes[cluster] < 2:
-            continue
-        if loose[cluster] < low and len(clusters) > 1:
-            nearest = clusters[int(np.argmin(np.where(np.arange(len(clusters)) == row, np.inf, between[row])))]
-            pair = (min(cluster, nearest), max(cluster, nearest))
-            if nearest not in done and pair not in barred_merges:
-                steps.append((cluster, nearest))
-                done |= {cluster, nearest}
-        elif loose[cluster] > high and cluster not in barred_splits:
-            steps.append((cluster, None))
-            done.add(cluster)
-    return steps
 
 
 @dataclass
@@ -87,10 +28,8 @@ class Clusters:
 
     Attributes:
         members: names by cluster id; an empty cluster is left alone.
-        centres: by the same ids.
         ids: ids given out so far.
-        known: the participants' models.
-        mean: the centre of some participants.
+        known: the participants' models, which count in a centre by ``weighting``, as the method's setting.
         inside: cached spread of clusters, as computing it reads their members' models; a change of a cluster drops it.
     """
 
@@ -98,15 +37,20 @@ class Clusters:
     centres: dict[int, Params]
     ids: int
     known: LatestModels
-    mean: Callable[[Sequence[str], Params], Params]
+    weighting: str
     inside: dict[int, float] = field(default_factory=dict)
 
     def dispersion(self) -> dict[int, float]:
+        """G_k = Dist_intra / Dist_inter of each cluster in use; infinity for one without any other apart."""
+        spread = {}
         used = [k for k, names in self.members.items() if names]
-        for k in used:
+        for row, (k, squares) in enumerate(zip(used, self.between(used))):
             if k not in self.inside:
                 self.inside[k] = self.known.spread(self.members[k], self.centres[k])
-        return dispersion({k: self.inside[k] for k in used}, self.between(used))
+            others = np.delete(squares, row)
+            apart = float(others.mean()) if len(others) else 0.0
+            spread[k] = self.inside[k] / apart if apart > 0 else float("inf")
+        return spread
 
     def between(self, used: Sequence[int]) -> np.ndarray:
         """Squared distances between these centres, computed after subtracting their mean."""
@@ -117,18 +61,20 @@ class Clusters:
 
     def merge(self, cluster: int, into: int) -> None:
         """Moves a cluster's members to another one, and drops its id."""
-        self.members[into] += self.members.pop(cluster)
-        self.centres[into] = self.mean(self.members[into], self.centres.pop(cluster))
-        self.inside.pop(into, None)
+        members = self.members[into] + self.members.pop(cluster)
+        self._set(into, members, self.centres.pop(cluster))
 
     def split(self, cluster: int, halves: tuple[list[str], list[str]]) -> int:
         """Moves the second half of a cluster's members to a new cluster, and returns its id."""
         new, before = self.ids, self.centres[cluster]
         self.ids += 1
         for k, names in zip((cluster, new), halves):
-            self.members[k], self.centres[k] = names, self.mean(names, before)
-            self.inside.pop(k, None)
+            self._set(k, names, before)
         return new
+
+    def _set(self, cluster: int, names: list[str], otherwise: Params) -> None:
+        self.members[cluster], self.centres[cluster] = names, self.known.mean(names, self.weighting, otherwise)
+        self.inside.pop(cluster, None)
 
 
 def tune(
@@ -136,22 +82,34 @@ def tune(
 ) -> list[dict[str, int]]:
     """One pass of the tuning: G_k is computed for all clusters first, then each cluster changes at most once.
 
-    It changes the clusters in place, and returns ``{"cluster", "into"}`` for a merge, ``{"cluster", "new"}`` for a
-    split. ``past`` has such changes that may not be undone yet. ``halves`` splits a cluster's members.
+    A cluster of two members or more with G_k below ``low`` is merged into the nearest one, with G_k above ``high`` it
+    is split by ``halves``. ``past`` has such changes that may not be undone yet.
+
+    Returns:
+        ``{"cluster", "into"}`` for a merge, ``{"cluster", "new"}`` for a split. The clusters are changed in place.
     """
     spread = clusters.dispersion()
     if len(spread) == 1:
         return _first_split(clusters, halves, low, high, past)
-    done = []
-    sizes = {k: len(clusters.members[k]) for k in spread}
-    barred = {(c["cluster"], c["new"]) for c in past if "new" in c}, {c["into"] for c in past if "into" in c}
-    for cluster, into in changes(spread, sizes, clusters.between(list(spread)), low, high, *barred):
-        if into is not None:
-            clusters.merge(cluster, into)
-            done.append({"cluster": cluster, "into": into})
-        elif all(parts := halves(clusters.members[cluster])):
-            done.append({"cluster": cluster, "new": clusters.split(cluster, parts)})
-    return done
+    ids, between = list(spread), clusters.between(list(spread))
+    np.fill_diagonal(between, np.inf)
+    were_split, were_merged = {(c["cluster"], c.get("new")) for c in past}, {c.get("into") for c in past}
+    changed: set[int] = set()
+    changes = []
+    for cluster, squares in zip(ids, between):
+        if cluster in changed or len(clusters.members[cluster]) < 2:
+            continue
+        nearest = ids[int(squares.argmin())]
+        if spread[cluster] < low:
+            if nearest not in changed and (min(cluster, nearest), max(cluster, nearest)) not in were_split:
+                clusters.merge(cluster, nearest)
+                changes.append({"cluster": cluster, "into": nearest})
+                changed |= {cluster, nearest}
+        elif spread[cluster] > high and cluster not in were_merged:
+            changed.add(cluster)
+            if all(parts := halves(clusters.members[cluster])):
+                changes.append({"cluster": cluster, "new": clusters.split(cluster, parts)})
+    return changes
 
 
 def _first_split(
@@ -171,13 +129,27 @@ def _first_split(
     return []
 
 
-def merged(state: ServerState, groups: Sequence[Sequence[int]], weights: Mapping[int, float]) -> ServerState:
-    """The state in which the clusters of each group are the first one of it, with the weighted mean of their models."""
-    bank, into = dict(state.bank), {k: group[0] for group in groups for k in group}
+def merged(state: ServerState, losses: Mapping[str, np.ndarray], pool: Sequence[int], delta: float) -> ServerState:
+    """The state in which clusters of a pool that are alike are the first of them, once a period, by losses in it.
+
+    That one has the mean of their models. ``losses`` are those of participants, ``(periods, pool)`` each, as `alike`
+    takes them with the threshold ``delta``.
+    """
+    if not losses or state.period <= state.extras[PERIOD]:
+        return state
+    seen = state.extras[SEEN]
+    clusters, samples = (np.concatenate([seen[name][i] for name in losses]) for i in (0, 1))
+    counts = samples[:, None] * (clusters[:, None] == pool)
+    groups = [[pool[j] for j in group] for group in alike(np.concatenate([*losses.values()]), counts, delta)]
+    bank, weights = dict(state.bank), dict(zip(pool, counts.sum(axis=0).tolist()))
     for group in groups:
         parts = [(bank.pop(cluster_slot(k)), weights[k]) for k in group]
         bank[cluster_slot(group[0])] = weighted_mean(parts, parts[0][0])
-    return replace(state, bank=bank, assignment={name: into.get(k, k) for name, k in state.assignment.items()})
+    into = {k: group[0] for group in groups for k in group}
+    seen = {name: [[into.get(k, k) for k in history], *rest] for name, (history, *rest) in seen.items()}
+    assignment = {name: into.get(k, k) for name, k in state.assignment.items()}
+    extras, notes = {**state.extras, SEEN: seen, PERIOD: state.period}, {**state.notes, "merged": groups}
+    return replace(state, bank=bank, assignment=assignment, extras=extras, notes=notes)
 
 
 def as_json(spread: dict[int, float]) -> dict[str, Any]:

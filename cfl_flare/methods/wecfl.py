@@ -75,7 +75,7 @@ class WeCFL(Method):
             labels[late] = distances_between(features[late], centres, "cosine").argmin(axis=1)
         if not (late.all() or frozen):
             rest = {name: int(label) for name, label in zip(names, labels) if name not in state.assignment}
-            sizes = state.sizes([name for name in names if name not in rest], rest)
+            sizes = state.sizes([name for name in names if name not in rest], {**state.assignment, **rest})
             labels[~late] = lloyd(features[~late], centres, weights[~late], sizes=sizes)
         return dict(zip(names, labels.tolist()))
 

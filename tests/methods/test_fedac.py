@@ -8,11 +8,10 @@ import pytest
 
 from cfl_flare.core.arrays import Archive, LatestModels
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import CGPFL, Download, Ensemble, FedAC, ServerState, Update
-from cfl_flare.methods.tuning import Clusters, changes, dispersion, tune
+from cfl_flare.methods.tuning import Clusters, tune
 from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.report.figures import draw
 from cfl_flare.results.metrics import measure_round
@@ -124,17 +123,15 @@ def clusters(places: dict[int, dict[str, float]]) -> Clusters:
     for own in places.values():
         for name, place in own.items():
             known.keep(name, coin(place, 0))
-
-    def mean(names, otherwise: Params) -> Params:
-        return known.mean(names, "uniform", otherwise)
-
     members = {k: list(own) for k, own in places.items()}
-    return Clusters(members, {k: mean(n, coin(0, 0)) for k, n in members.items()}, max(places) + 1, known, mean)
+    centres = {k: known.mean(names, "uniform", coin(0, 0)) for k, names in members.items()}
+    return Clusters(members, centres, max(places) + 1, known, "uniform")
 
 
 def by_sign(found: Clusters):
     def halves(names):
-        low = [n for n in names if found.known.model(n).vector[0] < found.mean(names, coin(0, 0)).vector[0]]
+        middle = found.known.mean(names, "uniform", coin(0, 0)).vector[0]
+        low = [n for n in names if found.known.model(n).vector[0] < middle]
         return low, [n for n in names if n not in low]
 
     return halves
@@ -156,8 +153,9 @@ def test_a_tight_cluster_is_merged_and_a_loose_one_split():
 
 
 def test_a_cluster_of_one_is_neither_merged_nor_split():
-    apart = np.array([[0.0, 9.0], [9.0, 0.0]])
-    assert changes({0: 0.0, 1: 0.5}, {0: 1, 1: 4}, apart, 0.2, 0.8) == []
+    found = clusters({0: {"a": 0}, 1: {"c": 10}, 2: {"d": 20}})  # each has a dispersion of 0
+    assert tune(found, by_sign(found), 0.2, 0.8, []) == []
+    assert tune(found, by_sign(found), -2, -1, []) == []
 
 
 def test_a_change_is_not_taken_back_for_a_while():
@@ -174,7 +172,7 @@ def test_a_change_is_not_taken_back_for_a_while():
 def test_a_single_cluster_is_split_if_both_halves_are_neither_tight_nor_loose(low, high, kept):
     """Halves (0, 2) and (10, 14): centres 1 and 12, G = 1/121 and 4/121."""
     found = clusters({4: {"a": 0, "b": 2, "c": 10, "d": 14}})
-    assert dispersion({4: 1.0}, np.zeros((1, 1))) == {4: float("inf")}
+    assert clusters({4: {"a": 0, "b": 2}}).dispersion() == {4: float("inf")}
     assert tune(found, by_sign(found), low, high, []) == ([{"cluster": 4, "new": 5}] if kept else [])
     assert found.members == ({4: ["a", "b"], 5: ["c", "d"]} if kept else {4: ["a", "b", "c", "d"]})
     assert found.ids == (6 if kept else 5)
