@@ -107,7 +107,6 @@ COMBINATIONS = {
     )
 }
 
-
 METHODS: dict[str, type[Method]] = {
     cls.name: cls
     for cls in (

@@ -232,14 +232,11 @@ class AutoK(Wrapper):
 
     # ---- On the site ----
 
-    def _of(self, download: Download) -> Method:
-        return self._phase(download.scalars.get(NUMBER_FOUND))
-
     def local_update(self, learner: Learner, download: Download) -> Update:
-        return self._of(download).local_update(learner, download)
+        return self._phase(download.scalars.get(NUMBER_FOUND)).local_update(learner, download)
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
-        return self._of(download).serve(learner, download)
+        return self._phase(download.scalars.get(NUMBER_FOUND)).serve(learner, download)
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         return self.base.finetuned(learner, served)

@@ -18,18 +18,10 @@ import numpy as np
 
 from cfl_flare.clustering.floor import memberships, shares_of
 from cfl_flare.core.config import require
-from cfl_flare.core.params import Layout, Params, WeightedMean, weighted_mean
+from cfl_flare.core.params import ROLES, Layout, Params, WeightedMean, weighted_mean
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.methods.penalties import Penalty
-from cfl_flare.methods.slots import (
-    CLUSTER_WEIGHTS,
-    COMMON_WEIGHTS,
-    GLOBAL,
-    HAS_CENTRES,
-    cluster_slot,
-    known_part,
-    require_part,
-)
+from cfl_flare.methods.slots import CLUSTER_WEIGHTS, COMMON_WEIGHTS, GLOBAL, HAS_CENTRES, cluster_slot, require_part
 from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Traits, Update, heads
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
@@ -64,14 +56,11 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         where, epochs = self.where, self.finetune_epochs
-        known = getattr(self, "k", None) != "auto"
-        require(
-            known, f"{where}: k = 'auto' stands alone: write \"wecfl:k=auto\", or AutoK(base=WeCFL(k=10)) in Python"
-        )
+        way_out = 'write "wecfl:k=auto", or AutoK(base=WeCFL(k=10)) in Python'
+        require(getattr(self, "k", None) != "auto", f"{where}: k = 'auto' stands alone: {way_out}")
         check_settings(self, where)
-        cluster_on = getattr(self, "cluster_on", None)
-        if cluster_on is not None:
-            object.__setattr__(self, "cluster_on", known_part(cluster_on, where))
+        if (part := getattr(self, "cluster_on", None)) is not None:
+            self._check_cluster_on(part)
         self._check_penalties()
         silent = type(self).assign is not Method.assign and type(self).counts_in is Method.counts_in
         require(
@@ -82,6 +71,16 @@ class Method(ABC):
         )
         used = self.finetune or epochs == type(self).finetune_epochs
         require(used, f"{where}: finetune_epochs = {epochs} does nothing without finetune = True; set that too")
+
+    def _check_cluster_on(self, part: Any) -> None:
+        """The setting should be a role, or names of parameters, which become a tuple."""
+        wanted = f"{self.where}: cluster_on = {part!r} should be one of {ROLES}"
+        if isinstance(part, str):
+            require(part in ROLES, wanted)
+            return
+        names = isinstance(part, (list, tuple)) and all(isinstance(n, str) for n in part)
+        require(names, f"{wanted} or a list of names")
+        object.__setattr__(self, "cluster_on", tuple(part))
 
     def _check_penalties(self) -> None:
         given, traits = self.penalties, self.traits

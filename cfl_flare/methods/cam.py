@@ -115,9 +115,8 @@ class CAM(Wrapper):
         require(left > 0, f"method cam: warmup = {self.warmup} leaves none of {rounds} rounds; lower it")
         paired = self.updates == "simultaneous" or left % 2 == 0
         each = "updates = 'alternating' takes two rounds, one for the clusters' part and one for the global one"
-        require(
-            paired, f"method cam: {each}, but {left} are left after warmup = {self.warmup}; take {rounds + 1} rounds"
-        )
+        odd = f"but {left} are left after warmup = {self.warmup}"
+        require(paired, f"method cam: {each}, {odd}; take {rounds + 1} rounds")
 
     def plan(self, state: ServerState) -> Plan:
         """As the base; where the parts alternate, the same participants train one and then the other."""

@@ -44,11 +44,8 @@ class Ensemble(Wrapper):
         require(all(isinstance(p, Method) for p in self.parts), "method ensemble: parts should be methods")
         super().__post_init__()
         several = [part.label for part in self.parts if part.traits.lacking("serves_one")]
-        require(
-            not several,
-            f"method ensemble: parts = {several} predict with several models, or do not declare the trait serves_one; "
-            "take methods with one",
-        )
+        reason = f"parts = {several} predict with several models, or do not declare the trait serves_one"
+        require(not several, f"method ensemble: {reason}; take methods with one")
         archived = [part.label for part in self.parts if part.traits.archives]
         require(not archived, f"method ensemble: parts = {archived} keep models on the server's disk; run them alone")
         silent = [p.label for p in self.parts if type(p).assign is not Method.assign and not p.clusters]

@@ -11,11 +11,10 @@ from typing import ClassVar
 from cfl_flare.core.params import Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
-from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.state import PLAIN, Assignment, Download, ServerState, Traits, Update
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.losses import Term
+from cfl_flare.training.losses import Pull, Term
 from cfl_flare.training.privacy import Queries
 
 
@@ -51,7 +50,7 @@ class FedProx(FedAvg):
 
     def terms(self, download: Download, slot: str) -> list[Term]:
         """mu/2 ||theta - Theta_g||^2, and any other penalty."""
-        return Proximal(mu=self.mu).terms(download, slot, 0) + super().terms(download, slot)
+        return [Pull.to(self.mu, download.model(slot)), *super().terms(download, slot)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from cfl_flare.methods.base import Method
 from cfl_flare.methods.personal import PERSONAL
 from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, ServerState, Traits, Update
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.losses import Pull, Term
+from cfl_flare.training.losses import Pull
 
 SHARES = "shares"
 # In place of a share of 0, so that a cluster that nobody belongs to goes on (sec. 4).
@@ -66,15 +66,12 @@ class FedSoft(Method):
         """w_i by a proximal step near all Theta_k (Eq. 4); it goes as a difference from that of the largest share."""
         shares, slots = self.shares(learner, download), list(download.choices.values())
         largest = int(shares.argmax())
-        near = [self._near(download.model(slot), share) for slot, share in zip(slots, shares.tolist())]
+        near = [Pull.to(self.lam * share, download.model(slot)) for slot, share in zip(slots, shares.tolist())]
         start = learner.memory.get(PERSONAL) or download.model(slots[largest])
         learner.memory[PERSONAL] = model = learner.train(start, [*near, *self.terms(download, slots[largest])])
         diffs = {slots[largest]: model - download.model(slots[largest])}
         arrays = {} if SHARES in download.scalars else {SHARES: np.float32(shares)}
         return Update(learner.participant, learner.samples, diffs, list(download.choices)[largest], arrays)
-
-    def _near(self, centre: Params, share: float) -> Term:
-        return Pull(self.lam * share, centre.part("all"), centre.layout.select("all"))
 
     def serve(self, learner: Learner, download: Download) -> Params:
         """w_i; before its first round the model of the largest share."""

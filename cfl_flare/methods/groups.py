@@ -45,9 +45,8 @@ class Groups(Method):
     def __post_init__(self) -> None:
         where, given = f"method {self.name}: groups", self.groups
         valid = isinstance(given, (Mapping, list, tuple))
-        require(
-            valid, f"{where} = {shown(given)} should be a label for each name, {{name: label}}, or a list of labels"
-        )
+        wanted = "should be a label for each name, {name: label}, or a list of labels"
+        require(valid, f"{where} = {shown(given)} {wanted}")
         pairs = given.items() if isinstance(given, Mapping) else [(str(label), label) for label in given]
         labels = {name: str(label) if isinstance(label, int) else label for name, label in pairs}
         for name, label in labels.items():
@@ -107,10 +106,7 @@ class Groups(Method):
 
     def terms(self, download: Download, slot: str) -> list[Term]:
         """lambda/2 ||theta - Theta_pan||^2, and any other penalty."""
-        near = []
-        if slot != GLOBAL and self.pull:
-            common = download.model(GLOBAL)
-            near = [Pull(self.pull, common.part("all"), common.layout.select("all"))]
+        near = [Pull.to(self.pull, download.model(GLOBAL))] if slot != GLOBAL and self.pull else []
         return [*near, *super().terms(download, slot)]
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:

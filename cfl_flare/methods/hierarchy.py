@@ -200,9 +200,7 @@ class FedGroup(OneShot):
     starts: int = setting(10, help="k-means++ starts; the best is kept", ge=1, le=1000)
     seed: int = setting(0, help="seed of those starts", bounds=SEED)
 
-    @property
-    def distance(self) -> str:
-        return "cosine"
+    distance = "cosine"
 
     def partition(self, features: np.ndarray, sizes: Sizes | None) -> np.ndarray:
         """K-means++ on the decomposed cosine similarities, whose Euclidean distance is EDC (up to a factor)."""

@@ -51,15 +51,11 @@ class IFCA(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            not (self.shared_backbone and self.penalties),
-            f"method ifca: penalties = {[p.name for p in self.penalties]} do not go with shared_backbone = True, where "
-            "no whole centres travel; leave one of them out",
-        )
-        require(
-            not (self.shared_backbone and self.warm_start),
-            "method ifca: warm_start = True compares whole models, which shared_backbone = True has not; leave one out",
-        )
+        reason = f"penalties = {[p.name for p in self.penalties]} do not go with shared_backbone = True"
+        why = "where no whole centres travel"
+        require(not (self.shared_backbone and self.penalties), f"method ifca: {reason}, {why}; leave one of them out")
+        reason = "warm_start = True compares whole models, which shared_backbone = True has not"
+        require(not (self.shared_backbone and self.warm_start), f"method ifca: {reason}; leave one out")
 
     @property
     def traits(self) -> Traits:

@@ -75,8 +75,7 @@ class Proximal(Penalty):
     mu: float = setting(0.001, help="coefficient of the term", ge=0)
 
     def terms(self, download: Download, slot: str, clusters: int) -> list[Term]:
-        start = download.model(slot)
-        return [Pull(self.mu, start.part(self.scope), start.layout.select(self.scope))]
+        return [Pull.to(self.mu, download.model(slot), self.scope)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,16 +106,12 @@ class Contrastive(Penalty):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.on == "representations" or self.mode == "evaluation",
-            f"penalty contrastive: mode = {self.mode!r} does not go with on = {self.on!r}, which have no mode; "
-            "leave it out, or set on = 'representations'",
-        )
-        require(
-            self.on == "parameters" or self.scope == "all",
-            f"penalty contrastive: scope = {self.scope!r} does not go with on = 'representations', which are the "
-            "backbone's outputs; leave it out",
-        )
+        has_mode = self.on == "representations"
+        reason = f"mode = {self.mode!r} does not go with on = {self.on!r}, which have no mode"
+        way_out = "leave it out, or set on = 'representations'"
+        require(has_mode or self.mode == "evaluation", f"penalty contrastive: {reason}; {way_out}")
+        reason = f"scope = {self.scope!r} does not go with on = 'representations', which are the backbone's outputs"
+        require(not has_mode or self.scope == "all", f"penalty contrastive: {reason}; leave it out")
 
     def check_model(self, layout: Layout) -> None:
         super().check_model(layout)

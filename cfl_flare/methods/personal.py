@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -43,11 +42,8 @@ class BackboneOnly(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         alone = [p.name for p in self.penalties if p.scope == "head"]
-        require(
-            not alone,
-            f"method {self.name}: penalties = {alone} with scope = 'head' act on a head that does not travel; "
-            "take scope = 'backbone'",
-        )
+        reason = f"penalties = {alone} with scope = 'head' act on a head that does not travel"
+        require(not alone, f"method {self.name}: {reason}; take scope = 'backbone'")
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
         super().check(layout, rounds)
@@ -62,9 +58,10 @@ class BackboneOnly(FedAvg):
     def distribute(self, state: ServerState, participant: str) -> Download:
         return Download((BACKBONE,))
 
-    @abstractmethod
     def head(self, learner: Learner) -> Params:
-        """The participant's head."""
+        """The participant's head: that of the run's initial model, the same for all and never trained."""
+        initial = learner.initial(0)
+        return initial.take(initial.layout.head)
 
     def serve(self, learner: Learner, download: Download) -> Params:
         return learner.initial(0).layout.join(download.model(BACKBONE), self.head(learner))
@@ -100,8 +97,8 @@ class FedPer(BackboneOnly):
     paper: ClassVar[str] = "Arivazhagan et al. 2019"
 
     def head(self, learner: Learner) -> Params:
-        initial = learner.initial(0)
-        return learner.memory.get(HEAD) or initial.take(initial.layout.head)
+        """Its own; at first that of the run's initial model."""
+        return learner.memory.get(HEAD) or super().head(learner)
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Trains the global backbone and its own head together, keeps the head (Alg. 2)."""
@@ -135,11 +132,6 @@ class FedBABU(BackboneOnly):
         """Its name where it fine-tunes, as in the paper; ``fedbabu-initial`` where it does not."""
         return "-".join([self.name, *(p.short for p in self.penalties), *(["initial"] * (not self.finetune))])
 
-    def head(self, learner: Learner) -> Params:
-        """The head that the run's seed gives, the same for all and never trained."""
-        initial = learner.initial(0)
-        return initial.take(initial.layout.head)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(FedAvg):
@@ -165,10 +157,8 @@ class Ditto(FedAvg):
         v_i starts at the run's initial model, and has a momentum of its own.
         """
         update = super().local_update(learner, download)
-        sent = download.models[0]
-        near = Pull(self.lam, sent.part("all"), sent.layout.select("all"))
         before, view = learner.memory.get(PERSONAL) or learner.initial(0), learner.part(PERSONAL)
-        learner.memory[PERSONAL] = view.train(before, [near])
+        learner.memory[PERSONAL] = view.train(before, [Pull.to(self.lam, download.models[0])])
         learner.trained = view.trained
         return update
 
@@ -218,6 +208,5 @@ class CGPFL(OwnModel, FeSEM):
 
     def terms(self, download: Download, slot: str) -> list[Term]:
         """The pull towards its centre; there is none in its first round."""
-        centre = download.model(slot)
-        near = [Pull(self.lam, centre.part("all"), centre.layout.select("all"))] if slot != GLOBAL else []
+        near = [Pull.to(self.lam, download.model(slot))] if slot != GLOBAL else []
         return [*near, *super().terms(download, slot)]

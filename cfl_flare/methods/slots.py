@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.params import ROLES, Layout, Params
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.state import Download, Part, ServerState, Update
 from cfl_flare.training.ensemble import Served
 
@@ -66,16 +65,6 @@ COMPARED = (
     "the parameters {} clustered: all, fc (all fully connected layers; all parameters if there is none), head, "
     "backbone, or a list of names"
 )
-
-
-def known_part(cluster_on: Any, where: str) -> Part:
-    """The setting as a role or a tuple of names; raises a ConfigError if it is neither."""
-    if isinstance(cluster_on, str):
-        require(cluster_on in ROLES, f"{where}: cluster_on = {cluster_on!r} should be one of {ROLES}")
-        return cluster_on
-    names = isinstance(cluster_on, (list, tuple)) and all(isinstance(n, str) for n in cluster_on)
-    require(names, f"{where}: cluster_on = {cluster_on!r} should be one of {ROLES} or a list of names")
-    return tuple(cluster_on)
 
 
 def require_part(layout: Layout, part: Part, refusal: str) -> None:

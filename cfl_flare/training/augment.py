@@ -26,8 +26,6 @@ from cfl_flare.training.transforms import ALLOWED, COLOUR, POLICIES, WITHOUT_MAS
 LARGEST_FACTOR = 3
 # Number of trials of the chain on a sample, with every transform that is applied by chance.
 TRIES = 8
-# An elastic transform's kernel is this many sigmas long.
-SIGMAS = 8
 # Rounding may take a value this far beyond 0 and 1.
 ROUNDING = 1e-5
 
@@ -37,9 +35,7 @@ class Augment:
 
     Transforms take images in [0, 1], where 0 is black. They compute on the CPU, with equal draws for every device.
 
-    Args:
-        texts: the transforms, as `cfl_flare.training.transforms.parsed` reads them.
-        masks: labels are masks. They move with their images, by the nearest pixel; outside an image is background.
+    With ``masks``, labels are masks. They move with their images, by the nearest pixel; outside an image is background.
     """
 
     def __init__(self, texts: Sequence[str], masks: bool = False):
@@ -91,22 +87,19 @@ class Augment:
         side = max(shape[1:])
         most = {"size": LARGEST_FACTOR * side, "padding": side, "kernel_size": LARGEST_FACTOR * side}
         if name == "ElasticTransform":
-            most["sigma"] = LARGEST_FACTOR * side // SIGMAS
+            most["sigma"] = LARGEST_FACTOR * side // 8  # its kernel is eight sigmas long
         for key in (key for key in settings if key in most):
             value, limit = settings[key], most[key]
-            require(
-                (max(value) if isinstance(value, (list, tuple)) else value) <= limit,
-                f"{named(text)}: {key} = {value!r} is too large for images of shape {shape}; it may be up to {limit}",
-            )
+            largest = max(value) if isinstance(value, (list, tuple)) else value
+            large = f"{key} = {value!r} is too large for images of shape {shape}"
+            require(largest <= limit, f"{named(text)}: {large}; it may be up to {limit}")
 
     def _check_range(self, text: str, x: np.ndarray, where: str) -> None:
         name = parsed(text)[0]
         low, high = float(x.min()) / 2 + 0.5, float(x.max()) / 2 + 0.5
-        require(
-            (name not in COLOUR and name not in POLICIES) or (low >= -ROUNDING and high <= 1 + ROUNDING),
-            f"{where}: {named(text)} takes images in [0, 1], and these are in [{low:.3g}, {high:.3g}]; scale them, or "
-            f"leave {name} out",
-        )
+        is_valid = (name not in COLOUR and name not in POLICIES) or (low >= -ROUNDING and high <= 1 + ROUNDING)
+        reason = f"{named(text)} takes images in [0, 1], and these are in [{low:.3g}, {high:.3g}]"
+        require(is_valid, f"{where}: {reason}; scale them, or leave {name} out")
 
     def _transformed(self, image: Tensor, label: Tensor, chain: Sequence[v2.Transform]) -> tuple[Tensor, Tensor]:
         """One image in [-1, 1] ``(channels, height, width)``, in [0, 1] once it is transformed, and its label."""
@@ -118,10 +111,8 @@ class Augment:
             try:
                 moved, mask = (transform(moved), None) if mask is None else transform(moved, mask)
             except Exception as error:  # torchvision raises many kinds of errors for images that it does not take
-                raise ConfigError(
-                    f"{named(text)} fails on images of shape {tuple(before)} ({one_line(error)}); correct its "
-                    "settings, or leave it out"
-                ) from error
+                reason = f"{named(text)} fails on images of shape {tuple(before)} ({one_line(error)})"
+                raise ConfigError(f"{reason}; correct its settings, or leave it out") from error
             resized = text if moved.shape != before else resized
             largest = max(moved.shape[1:])
             require(largest <= longest, f"{named(text)} makes images of {largest} pixels a side; lower its settings")
@@ -139,9 +130,8 @@ def _built(text: str, masks: bool, surely: bool = False) -> v2.Transform:
     name, settings = parsed(text)
     cls = getattr(v2, name, None)
     if cls is None:
-        raise ConfigError(
-            f"{named(text)}: torchvision {torchvision.__version__} has no {name}; install a newer one, or leave it out"
-        )
+        reason = f"torchvision {torchvision.__version__} has no {name}"
+        raise ConfigError(f"{named(text)}: {reason}; install a newer one, or leave it out")
     alone = f"{name} cannot transform masks with their images; leave it out"
     require(not masks or name not in WITHOUT_MASKS, f"{named(text)}: {alone}")
     if "interpolation" in settings:

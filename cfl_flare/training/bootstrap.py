@@ -35,10 +35,8 @@ from cfl_flare.training.tasks import Binary, Classification, LearningTask, Multi
 
 # So many values `Replicates.draw` may have: few enough that it tells nothing of a split that cannot be guessed.
 DRAWS = 2**16
-
 # Samples times draws that are counted at a time: some 500 MB at most, however large a test split is.
 ENTRIES = 2**22
-
 # Whoever measures draws says after this many seconds how far it is.
 SECONDS = 5.0
 
@@ -77,13 +75,8 @@ def drawn_rows(
 ) -> Iterator[np.ndarray]:
     """The rows of each draw, int64: as many as there are, with replacement, or all rows of as many patients.
 
-    Args:
-        seed: the run's.
-        participant: its name.
-        key: of its test split; see `key_of`.
-        samples: how many it has.
-        times: how many draws.
-        patient: ``(samples,)`` the number of each row's patient; None if each row is of a patient of its own.
+    ``key`` is that of the test split, see `key_of`. ``patient (samples,)`` is the number of each row's patient; None if
+    each row is of a patient of its own.
     """
     rng = stream(seed, participant, key, "bootstrap")
     if patient is None:
@@ -142,21 +135,14 @@ def replicates(
     rows: Iterable[np.ndarray],
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, tuple[float | None, ...]]:
-    """Measures of draws of samples that are already predicted.
+    """For each measure its values on draws of samples; None where it is not defined, or not finite.
 
     Args:
-        task: the run's.
-        outputs: of the model, ``(n, classes, ...)``.
+        outputs: of a model for the samples, ``(n, classes, ...)``.
         targets: labels, as `LearningTask.targets` returns them.
         names: of the measures.
         rows: of each draw, int64.
-        should_stop: asked before each draw whether the job was aborted.
-
-    Returns:
-        For each measure one value for each draw; None where it is not defined, or not finite.
-
-    Raises:
-        AbortedError: the job was aborted.
+        should_stop: whether the job was aborted; it is asked before each draw, and an AbortedError ends them.
     """
     ways = {name: counted(task, name, outputs, targets) for name in names}
     one_by_one = [name for name, way in ways.items() if way is None]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from torch import Tensor
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import AbortedError, ConfigError
 from cfl_flare.core.params import Params
-from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.losses import Step, Term
 from cfl_flare.training.privacy import TEST, TRAIN, DPSettings, Randomness, RoundAccount
@@ -37,11 +36,19 @@ def check_training(settings: TrainSettings, task: LearningTask) -> None:
         ("precision", settings.precision, "float32", "norms of gradients are not exact in it"),
     ):
         require(value == default, f"training: dp does not go with {name} = {value!r}: {reason}; leave {name} out")
-    require(
-        task.separable,
-        f"training: dp does not go with task {task.name or type(task).__name__!r}, whose loss is no mean over samples; "
-        "take classification, binary, multilabel or regression",
-    )
+    reason = f"dp does not go with task {task.name or type(task).__name__!r}, whose loss is no mean over samples"
+    require(task.separable, f"training: {reason}; take classification, binary, multilabel or regression")
+
+
+def _refused(what: str) -> str:
+    return f"training: dp: {what} have no mechanism here that protects single samples; take a method without"
+
+
+def _refusing(what: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise ConfigError(_refused(what))
+
+    return refuse
 
 
 class DPLearner(Learner):
@@ -180,35 +187,20 @@ class DPLearner(Learner):
     def _noise(self, what: str) -> Randomness:
         return self._randomness(f"noise of {what}")
 
-    @property
-    def labels(self) -> np.ndarray:
-        raise ConfigError(_refused("the labels"))
-
     def adapted(self, start: Params, steps: int, lr: float) -> Params:
-        if not steps:
-            return start
-        raise ConfigError(_refused("steps of adaptation"))
+        require(not steps, _refused("steps of adaptation"))
+        return start
 
-    def gradient(self, model: Params) -> Params:
-        raise ConfigError(_refused("the gradient of all samples"))
+    labels: Any = property(_refusing("the labels"))
+    gradient = _refusing("the gradient of all samples")
+    features = _refusing("features")
+    sample_losses = _refusing("losses of single samples")
+    evaluate = _refusing("measures of further models")
 
-    def features(self, model: Params) -> np.ndarray:
-        raise ConfigError(_refused("features"))
+    def resampled(self, *args: Any, **kwargs: Any) -> None:
+        """None, as are histograms of scores and counts of classes: these have no mechanism."""
 
-    def sample_losses(self, models: Sequence[Params]) -> np.ndarray:
-        raise ConfigError(_refused("losses of single samples"))
-
-    def score_counts(self, outputs: Tensor) -> np.ndarray | None:
-        return None
-
-    def class_counts(self, outputs: Tensor) -> list[int] | None:
-        return None
-
-    def resampled(self, outputs: Tensor, names: Iterable[str], times: int) -> None:
-        return None
-
-    def evaluate(self, model: Params | Served) -> dict[str, float]:
-        raise ConfigError(_refused("measures of further models"))
+    score_counts = class_counts = resampled
 
 
 def at_most(count: int, rows: np.ndarray, patient: np.ndarray) -> np.ndarray:
@@ -235,10 +227,6 @@ def pieces(batch: Split, size: int) -> Iterator[Tensor]:
         last = end
     if last > begin:
         yield torch.arange(begin, last)
-
-
-def _refused(what: str) -> str:
-    return f"training: dp: {what} have no mechanism here that protects single samples; take a method without"
 
 
 def seeded(learner_stream: Callable[[str], np.random.Generator]) -> Callable[[str], Randomness]:

@@ -135,8 +135,6 @@ class Predictor:
     """Logits of several models.
 
     Args:
-        resident: the process's module.
-        models: the K models.
         features: return the backbone's outputs in place of logits; the models may then be backbones alone.
         training: predict in training mode, all samples as one batch. The models' own statistics do not change.
     """
@@ -192,7 +190,7 @@ class Predictor:
                 if shared and not same and layer.groups > 1:  # each model's groups need channels of their own
                     steps.append(lambda h: h.repeat(1, len(self._models), 1, 1))
                     shared = False
-                steps.append(self._convolution(name, layer, follows, shared, self._models[: 1 if same else None]))
+                steps.append(self._convolution(name, layer, follows, shared, same))
                 shared = same
             elif isinstance(layer, nn.Linear):
                 same = shared and self._same(name)
@@ -224,20 +222,14 @@ class Predictor:
         return torch.stack(views).to(self._resident.flat.device)
 
     def _convolution(
-        self,
-        name: str,
-        layer: nn.Conv2d,
-        follows: tuple[str, nn.Module] | None,
-        shared: bool,
-        models: Sequence[Params],
+        self, name: str, layer: nn.Conv2d, follows: tuple[str, nn.Module] | None, shared: bool, same: bool
     ) -> Step:
+        models = self._models[: 1 if same else None]
         weight = self._stack(f"{name}.weight", models)
         bias = self._stack(f"{name}.bias", models) if layer.bias is not None else torch.zeros(weight.shape[:2])
         if follows is not None:
-            norm = {
-                key: self._stack(f"{follows[0]}.{key}", models)
-                for key in ("weight", "bias", "running_mean", "running_var")
-            }
+            names = ("weight", "bias", "running_mean", "running_var")
+            norm = {key: self._stack(f"{follows[0]}.{key}", models) for key in names}
             scale = norm["weight"] / torch.sqrt(norm["running_var"] + follows[1].eps)  # type: ignore[operator]
             weight = weight * scale[:, :, None, None, None]
             bias = (bias - norm["running_mean"]) * scale + norm["bias"]
@@ -252,8 +244,7 @@ class Predictor:
     def _linear(self, name: str, shared: bool, same: bool) -> Step:
         models = self._models[: 1 if same else None]
         weight = self._stack(f"{name}.weight", models).transpose(1, 2).contiguous()
-        named = {e.name for e in self._resident.layout.entries}
-        has_bias = f"{name}.bias" in named
+        has_bias = any(entry.name == f"{name}.bias" for entry in self._resident.layout.entries)
         bias = self._stack(f"{name}.bias", models)[:, None] if has_bias else torch.zeros(1, device=weight.device)
         if same:
             return lambda h: torch.matmul(h, weight[0]) + bias[0]

@@ -33,7 +33,6 @@ FORMATS = ("onnx", "monai")
 INPUT, OUTPUTS = "samples", ("predictions", "outputs")
 # What onnxruntime computes may differ from torch by this much, as a part of numbers above 1.
 TOLERANCE = 1e-5
-MOST_BYTES = 2**31 - 1
 OF_LINK = {
     "softmax": "the probability of each class; they add up to 1",
     "sigmoid": "the probability of each finding",
@@ -80,8 +79,6 @@ class Portable:
 
     Attributes:
         model: the module, ready to predict.
-        task: what it predicts.
-        shape: of one sample.
         preparation: how features of a table are filled up and scaled; None for other samples.
         classes: their names, of the predictions' columns; none where these are no classes.
         facts: where it comes from, for the description.
@@ -151,11 +148,9 @@ def write_formats(folder: Path, name: str, portable: Portable, formats: Sequence
     unknown = [name for name in formats if name not in FORMATS]
     require(not unknown and bool(formats), f"formats = {[*formats]} should be some of {', '.join(FORMATS)}")
     is_image = portable.preparation is None and len(portable.shape) == 3
-    require(
-        "monai" not in formats or is_image,
-        f"formats: a MONAI bundle describes images, and {name} takes samples of shape {tuple(portable.shape)}; write "
-        "onnx, whose graph fills up and scales a table",
-    )
+    reason = f"a MONAI bundle describes images, and {name} takes samples of shape {tuple(portable.shape)}"
+    way_out = "write onnx, whose graph fills up and scales a table"
+    require("monai" not in formats or is_image, f"formats: {reason}; {way_out}")
     graph, outputs = onnx_of(portable)
     description = portable.description(outputs)
     files: dict[Path, bytes | str] = {folder / f"{name}.onnx": graph} if "onnx" in formats else {}
@@ -180,9 +175,8 @@ def onnx_of(portable: Portable) -> tuple[bytes, Tensor]:
         import onnxruntime
         import onnxscript  # noqa: F401  torch's exporter needs it
     except ImportError as error:
-        raise ConfigError(
-            f"formats: {error.name} is not installed, which ONNX needs; pip install 'cfl-flare[formats]'"
-        ) from error
+        reason = f"{error.name} is not installed, which ONNX needs"
+        raise ConfigError(f"formats: {reason}; pip install 'cfl-flare[formats]'") from error
     kind = type(portable.model).__name__
     predictor = Predictor(portable.model, portable.task.link, portable.preparation).eval()
     batch = {0: torch.export.Dim("n")}
@@ -195,11 +189,10 @@ def onnx_of(portable: Portable) -> tuple[bytes, Tensor]:
         onnx.checker.check_model(graph)
         content = graph.SerializeToString()
     except Exception as error:  # the exporter raises many kinds of errors, of several lines
-        raise ConfigError(
-            f"formats: torch does not write {kind} as ONNX ({one_line(error)}); predict with cfl-flare predict, or "
-            "build the network of layers that torch.onnx knows"
-        ) from error
-    require(len(content) <= MOST_BYTES, f"formats: {kind} has {len(content):,} bytes; an ONNX file has 2 GiB at most")
+        reason = f"torch does not write {kind} as ONNX ({one_line(error)})"
+        way_out = "predict with cfl-flare predict, or build the network of layers that torch.onnx knows"
+        raise ConfigError(f"formats: {reason}; {way_out}") from error
+    require(len(content) < 2**31, f"formats: {kind} has {len(content):,} bytes; an ONNX file has 2 GiB at most")
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     x = portable.samples(5)
     with torch.no_grad():
@@ -207,11 +200,8 @@ def onnx_of(portable: Portable) -> tuple[bytes, Tensor]:
     for name, ours, theirs in zip(OUTPUTS, wanted, session.run([*OUTPUTS], {INPUT: x.numpy()})):
         gap = (torch.from_numpy(theirs) - ours).abs() / ours.abs().clamp(min=1)
         far = float(gap.where(torch.from_numpy(theirs) != ours, torch.zeros(())).max())  # both may be infinite
-        require(
-            far <= TOLERANCE,
-            f"formats: onnxruntime's {name} of {kind} are {far:.2g} from torch's, more than {TOLERANCE:g}; predict "
-            "with cfl-flare predict",
-        )
+        reason = f"onnxruntime's {name} of {kind} are {far:.2g} from torch's, more than {TOLERANCE:g}"
+        require(far <= TOLERANCE, f"formats: {reason}; predict with cfl-flare predict")
     return content, wanted[1]
 
 

@@ -32,11 +32,9 @@ def score_shape(settings: TrainSettings, layout: Layout) -> tuple[int, int, int]
     if not settings.score_bins:
         return None
     head = layout.head.entries
-    require(
-        bool(head),
-        f"training: score_bins = {settings.score_bins} needs a model that ends in a fully connected layer, by which "
-        "the server knows the number of classes; leave it out",
-    )
+    needs = f"score_bins = {settings.score_bins} needs a model that ends in a fully connected layer"
+    reason = "by which the server knows the number of classes"
+    require(bool(head), f"training: {needs}, {reason}; leave it out")
     return head[0].shape[0], 2, settings.score_bins
 
 
@@ -82,8 +80,6 @@ def score_counts(outputs: Tensor, targets: Tensor, link: str, bins: int, thresho
     Args:
         outputs: of a model, ``(n, classes)``.
         targets: ``(n,)`` class numbers, or ``(n, classes)`` of 0 and 1.
-        link: see `log_odds`.
-        bins: how many, from the lowest score to the highest.
         threshold: of a sigmoid, the probability from which on a sample is predicted to have a class. Of a softmax, it
             is predicted to have the most probable one.
 

@@ -31,12 +31,7 @@ class Learner:
     """A participant's view in one round.
 
     Args:
-        runtime: shared by the participants of a process.
-        participant: its name.
-        train: its training split.
-        test: its test split.
         memory: what it remembers between rounds; changed in place.
-        round_number: counted from 0.
         stream: names its random streams; empty for its name.
         period: of data, whose samples it sees; None for all samples.
 
@@ -154,7 +149,6 @@ class Learner:
         A model that comes without the participant's private layers is trained with them, and returned without them.
 
         Args:
-            start: the model to start from.
             terms: added to the loss in each step.
             purpose: names the random stream; only ``"train"`` writes the optimizer's state and private layers back to
                 the participant's memory.
@@ -271,10 +265,10 @@ class Learner:
         outputs = self._predict(models, x, passing=passing)
         return outputs if self._beside is None else outputs + self._predict([self._beside], x)
 
+    @torch.no_grad()
     def features(self, model: Params) -> np.ndarray:
         """What the last fully connected layer of a model is given for each training sample, ``(n, d)``."""
-        with torch.no_grad():
-            return self._predict([model], self._train.x, features=True)[0].cpu().numpy()
+        return self._predict([model], self._train.x, features=True)[0].cpu().numpy()
 
     @torch.no_grad()
     def sample_losses(self, models: Sequence[Params]) -> np.ndarray:

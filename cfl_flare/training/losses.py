@@ -134,8 +134,6 @@ def raced(losses: Callable[[np.ndarray, slice], np.ndarray], models: int, sample
 
     Args:
         losses: of some models, by index, on the samples at some places: ``(models, samples)`` float64.
-        models: how many there are.
-        samples: how many there are.
         risk: 0 drops none.
 
     Returns:
@@ -197,6 +195,11 @@ class Pull(Term):
 
     def __init__(self, strength: float, anchor: np.ndarray, slices: Sequence[slice]):
         self._strength, self._anchor, self._slices = strength, torch.from_numpy(anchor), slices
+
+    @classmethod
+    def to(cls, strength: float, model: Params, scope: str = "all") -> Pull:
+        """The pull to a model, or to a part of one."""
+        return cls(strength, model.part(scope), model.layout.select(scope))
 
     def __call__(self, step: Step) -> Tensor:
         here = torch.cat([step.parameters[s] for s in self._slices])

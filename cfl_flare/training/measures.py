@@ -240,14 +240,6 @@ def _calibration_error(scores: Tensor, targets: Tensor, task: Any, counts: Tenso
     return torch.stack(errors).mean(0)
 
 
-def _absolute_error(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
-    return means((scores[:, 0].double() - targets).abs(), counts)
-
-
-def _root_of_squared_error(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
-    return means((scores[:, 0].double() - targets).square(), counts).sqrt()
-
-
 def r2(scores: Tensor, targets: Tensor, task: Any) -> float | None:
     """The share of the labels' variance that is explained; not defined where all labels are the same."""
     around = (targets.double() - targets.double().mean()).square().sum()
@@ -274,16 +266,10 @@ def _of_masks(score: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Measure:
     return measure
 
 
-def accuracy_of_pixels(scores: Tensor, targets: Tensor, task: Any) -> float:
-    """The share of pixels that are right."""
-    return float((scores.argmax(1) == targets).double().mean())
-
-
 auroc, auprc, brier = _of_scores(_area_under_roc), _of_scores(_average_precision), CountedMeasure(_brier)
 sensitivity, specificity, calibration_error = _rate(True), _rate(False), CountedMeasure(_calibration_error)
 SCORED: dict[str, Measure] = {"auroc": auroc, "auprc": auprc, "brier": brier, "ece": calibration_error}
 
-# The measures of each task.
 OF_CLASSES: dict[str, Measure] = {
     **SCORED,
     "balanced_accuracy": CountedMeasure(_balanced_accuracy),
@@ -304,12 +290,12 @@ OF_A_FINDING: dict[str, Measure] = {
     "balanced_accuracy": CountedMeasure(lambda *a: (sensitivity.of_counts(*a) + specificity.of_counts(*a)) / 2),
 }
 OF_NUMBERS: dict[str, Measure] = {
-    "mae": CountedMeasure(_absolute_error),
-    "rmse": CountedMeasure(_root_of_squared_error),
+    "mae": CountedMeasure(lambda scores, y, task, counts: means((scores[:, 0].double() - y).abs(), counts)),
+    "rmse": CountedMeasure(lambda scores, y, task, counts: means((scores[:, 0].double() - y).square(), counts).sqrt()),
     "r2": r2,
 }
 OF_MASKS: dict[str, Measure] = {
     "dice": _of_masks(lambda hit, named, there: 2 * hit / (named + there)),
     "iou": _of_masks(lambda hit, named, there: hit / (named + there - hit)),
-    "accuracy": accuracy_of_pixels,
+    "accuracy": lambda scores, targets, task: float((scores.argmax(1) == targets).double().mean()),
 }

@@ -24,7 +24,6 @@ LOSS, LIKELIHOOD_RATIO = "loss", "likelihood_ratio"
 ATTACKS = (LOSS, LIKELIHOOD_RATIO)
 # Of so many samples that are no members, an attack may take one for a member: a false positive rate of 1 %.
 PER_FALSE_POSITIVE = 100
-CONFIDENCE = 0.95
 # Each half of fewer training samples would be a single one.
 FEWEST_MEMBERS = 4
 
@@ -67,16 +66,14 @@ class Counts:
         """
         from scipy.stats import binomtest
 
-        ends = binomtest(self.true_positives, self.members).proportion_ci(CONFIDENCE, "exact")
+        ends = binomtest(self.true_positives, self.members).proportion_ci(0.95, "exact")
         return float(ends.low), float(ends.high)
 
 
 def counted(members: np.ndarray, others: np.ndarray) -> Counts:
     """Counts the samples above the lowest threshold that at most 1 % of the others pass.
 
-    Args:
-        members: scores of training samples, ``(n,)``; the higher, the more of a member.
-        others: of test samples, ``(m,)``.
+    Both are scores, of training samples ``(n,)`` and of test samples ``(m,)``; the higher, the more of a member.
 
     >>> counted(np.array([3.0, 1.0, 5.0]), np.array([2.0, 0.0]))
     Counts(true_positives=2, members=3, false_positives=0, non_members=2)
@@ -86,18 +83,9 @@ def counted(members: np.ndarray, others: np.ndarray) -> Counts:
 
 
 def attacks(learner: Learner, models: Mapping[str, Served], shadow_models: int) -> dict[str, dict[str, Counts]]:
-    """Attacks models with a participant's samples.
+    """The counts of each attack on each model, with a participant's samples after the run's last round.
 
-    Args:
-        learner: the participant, after the run's last round.
-        models: the targets, by name.
-        shadow_models: how many it trains for comparison, an even number.
-
-    Returns:
-        The counts of each attack on each model.
-
-    Raises:
-        AbortedError: the job was aborted.
+    ``shadow_models`` is the even number of those that it trains for comparison. An AbortedError if the job was aborted.
     """
     usual = [mean_likelihood(of_split) for of_split in zip(*outside(learner, shadow_models))]
     counts = {}

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
-RUN = "python -m monai.bundle run --config_file configs/inference.json --bundle_root . --dataset_dir IMAGES"
 
 SCRIPT = '''"""The network of this bundle, which onnxruntime computes: nothing is unpickled."""
 
@@ -41,7 +40,7 @@ A {task} model of images, written by cfl_flare. `configs/metadata.json` describe
 It needs `pip install "monai[ignite,nibabel]" onnxruntime pillow`. In this folder, this predicts a folder of images:
 
 ```sh
-{run}
+python -m monai.bundle run --config_file configs/inference.json --bundle_root . --dataset_dir IMAGES
 ```
 """
 
@@ -53,7 +52,7 @@ def bundle_files(name: str, graph: bytes, description: Mapping[str, Any]) -> dic
         "configs/inference.json": json.dumps(_inference(description), indent=1),
         "models/model.onnx": graph,
         "scripts/__init__.py": SCRIPT,
-        "docs/README.md": README.format(name=name, task=description["task"]["task"], run=RUN),
+        "docs/README.md": README.format(name=name, task=description["task"]["task"]),
     }
 
 

@@ -63,13 +63,7 @@ class DPSettings:
 
 @dataclass(frozen=True)
 class Queries:
-    """What a method's local step asks of the training samples in a round.
-
-    Attributes:
-        trainings: calls of `Learner.train`.
-        choices: choices of the model with the smallest loss.
-        losses: calls of `Learner.losses`.
-    """
+    """What a method's step asks of the training samples in a round: how often it trains, chooses, and reads losses."""
 
     trainings: int = 1
     choices: int = 0
@@ -158,7 +152,7 @@ class NoisePlan:
         training: the spend of one local training.
         answer: that of one choice, or of the losses of all models.
         metrics: that of one measurement of the test split.
-        rounds: the number of rounds that the budget pays for.
+        rounds: how many the budget pays for.
     """
 
     training: Spend
@@ -226,7 +220,7 @@ class SystemRandomness:
 
 
 class Books(Protocol):
-    """Where a site writes down what its participants spend, before the noise is drawn."""
+    """Where a site writes down what its participants spend, before the noise is drawn; by default nowhere."""
 
     def spend(self, participant: str, round_number: int, spends: Sequence[Spend]) -> None:
         """Writes what is about to be spent.
@@ -235,25 +229,19 @@ class Books(Protocol):
             BudgetError: it is more than the run or the site may spend; nothing is drawn, and nothing leaves.
             LedgerError: the record cannot be trusted.
         """
+        return
 
     def counts(self, participant: str) -> Mapping[str, int] | None:
         """The numbers of samples that this run's participant said before, by split; None for a new one."""
-
-    def said(self, participant: str, counts: Mapping[str, int], spends: Sequence[Spend]) -> None:
-        """Writes the numbers of samples that it is about to say, and what they spend."""
-
-
-class NoBooks:
-    """Of a simulation: all of a run is known from its settings."""
-
-    def spend(self, participant: str, round_number: int, spends: Sequence[Spend]) -> None:
-        pass
-
-    def counts(self, participant: str) -> Mapping[str, int] | None:
         return None
 
     def said(self, participant: str, counts: Mapping[str, int], spends: Sequence[Spend]) -> None:
-        pass
+        """Writes the numbers of samples that it is about to say, and what they spend."""
+        return
+
+
+class NoBooks(Books):
+    """Those of a simulation, which writes nothing: all of a run is known from its settings."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +249,6 @@ class Account:
     """A participant's account in a run: its plan, and where it writes what it spends.
 
     Attributes:
-        name: the participant.
         samples: the numbers of samples that it says, by split.
         queries: what the method asks for in a round.
     """
@@ -316,12 +303,9 @@ class RoundAccount:
         last = account.plan.rounds + (what != "training")  # models are measured and chosen once more after the last
         paid = self._counts[what] <= allowed[what] and self.round < last
         limit = f"{allowed[what]} a round in {account.plan.rounds} rounds"
-        require(
-            paid,
-            f"{account.name}: epsilon = {account.dp.epsilon} pays for {limit} of {what}, and this would be number "
-            f"{self._counts[what]} in round {self.round}; shorten the run, or raise epsilon",
-            BudgetError,
-        )
+        reason = f"epsilon = {account.dp.epsilon} pays for {limit} of {what}"
+        further = f"and this would be number {self._counts[what]} in round {self.round}"
+        require(paid, f"{account.name}: {reason}, {further}; shorten the run, or raise epsilon", BudgetError)
         entered = replace(spend, what=what)
         account.books.spend(account.name, self.round, [entered])
         return entered

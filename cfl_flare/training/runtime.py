@@ -207,16 +207,11 @@ class Runtime:
     """The resident model, its optimizer and the settings, which all participants of a process share.
 
     Args:
-        make_model: builds the untrained module.
-        settings: how a participant trains.
-        seed: the run's seed.
-        device: where to compute.
         should_stop: asked before each step whether the job was aborted.
         private: the layers that each participant has for itself; None for none.
         authorize: the site's component policy, which is asked about a task of the user's.
 
     Attributes:
-        division: what of a model travels, and what stays.
         untrained: the run's untrained model of a given number; ``initial`` is what travels of it.
         ignores_mode: the network is known to compute the same in training and in evaluation mode.
     """
@@ -251,7 +246,6 @@ class Runtime:
     @cached_property
     def sample_gradients(self) -> SampleGradients:
         """The gradients of single samples, for differential privacy."""
-
         return SampleGradients(self.resident)
 
     @cached_property

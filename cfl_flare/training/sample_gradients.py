@@ -21,8 +21,7 @@ def check_network(module: nn.Module) -> None:
     require_opacus()
     from opacus.validators import ModuleValidator
 
-    errors = ModuleValidator.validate(module, strict=False)
-    if errors:
+    if errors := ModuleValidator.validate(module, strict=False):
         layers = sorted({type(m).__name__ for m in module.modules() if "BatchNorm" in type(m).__name__})
         reason = f"{layers[0]} mixes the samples of a batch" if layers else str(errors[0]).splitlines()[0]
         way_out = "take a network with norm=group, as resnet18:norm=group, or one without; private layers do not help"
@@ -47,24 +46,18 @@ class SampleGradients:
     def add(
         self, loss_of: Callable[[], Tensor], max_grad_norm: float, total: Tensor, patient: np.ndarray | None = None
     ) -> None:
-        """Adds to ``total`` the gradient of each sample, or of each patient's mean, scaled down to the norm.
+        """Adds to ``total (layout.parameter_size,)`` the gradient of each sample, scaled down to the norm.
 
-        Args:
-            loss_of: computes the mean loss of a batch on the resident module.
-            max_grad_norm: C in Abadi et al. 2016, Alg. 1.
-            total: ``(layout.parameter_size,)``.
-            patient: ``(n,)`` the number of each sample's patient; None if each is of a patient of its own.
+        It is that of each patient's mean where ``patient (n,)`` has the number of each sample's patient. ``loss_of``
+        computes the mean loss of a batch on the resident module. The norm is C in Abadi et al. 2016, Alg. 1.
         """
         from opacus.optimizers import DPOptimizer
 
         named = [(n.removeprefix("_module."), p) for n, p in self._module.named_parameters() if p.requires_grad]
         entries = {e.name: e for e in self._resident.layout.entries}
+        still = torch.optim.SGD([p for _, p in named], lr=0.0)
         clipping = DPOptimizer(
-            torch.optim.SGD([p for _, p in named], lr=0.0),
-            noise_multiplier=0.0,
-            max_grad_norm=max_grad_norm,
-            expected_batch_size=None,
-            loss_reduction="sum",
+            still, noise_multiplier=0.0, max_grad_norm=max_grad_norm, expected_batch_size=None, loss_reduction="sum"
         )
         self._module.enable_hooks()
         try:

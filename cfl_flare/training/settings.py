@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from cfl_flare.training.augment import Augment
     from cfl_flare.training.tasks import LearningTask
 
-# SGD's, unless the settings say otherwise.
-MOMENTUM = 0.9
-
 # Bins of a histogram of scores: fewer tell nothing, and more are the scores themselves.
 SCORE_BINS = Bounds("0 or in 10..2000", lambda value: value == 0 or 10 <= value <= 2000)
 # Draws of a test split: fewer do not carry percentiles of 2.5 and 97.5, and more say nothing new.
@@ -107,7 +104,6 @@ class TrainSettings:
     augment: tuple[str, ...] = setting(
         (), help="transforms of training images, torchvision.transforms.v2's: RandomCrop:size=28,padding=2, ..."
     )
-
     dp: str | Mapping[str, Any] | None = setting(
         None,
         help="differential privacy of each patient: epsilon=3,delta=1e-5, and on request max_grad_norm, "
@@ -119,7 +115,7 @@ class TrainSettings:
             object.__setattr__(self, "dp", asdict(_dp_of(self.dp)))
         object.__setattr__(self, "lr_milestones", tuple(self.lr_milestones))
         if self.optimizer == "sgd" and self.momentum is None:
-            object.__setattr__(self, "momentum", MOMENTUM)
+            object.__setattr__(self, "momentum", 0.9)
         if not isinstance(self.task, (str, Mapping)):
             from cfl_flare.training.tasks import describe_task  # it needs torch, which takes a second
 
@@ -127,12 +123,13 @@ class TrainSettings:
         object.__setattr__(self, "measures", tuple(self.measures))
         object.__setattr__(self, "augment", check_augment(self.augment))
         check_settings(self, "training")
-        self._check_task()
-        require(
-            self.dp is None or not self.membership,
-            f"training: membership = {self.membership} sends counts to which dp adds no noise; leave it out, as "
-            "epsilon and delta bound what any attack reaches",
-        )
+        name = as_spec(self.task, "task").get("task")
+        of_user = isinstance(name, str) and "." in name  # a class of the user's is imported at the sites alone
+        if not of_user and (self.task != "classification" or self.measures):
+            self.built_task()
+        counts = f"membership = {self.membership} sends counts to which dp adds no noise"
+        way_out = "leave it out, as epsilon and delta bound what any attack reaches"
+        require(self.dp is None or not self.membership, f"training: {counts}; {way_out}")
         either = f"local_steps = {self.local_steps} or local_epochs = {self.local_epochs}, not both"
         require(self.local_steps is None or self.local_epochs is None, f"training: give {either}")
         if self.optimizer == "sgd":
@@ -150,13 +147,6 @@ class TrainSettings:
         else:
             self._only("lr_rounds", "lr_end", of="lr_schedule = 'cosine'")
 
-    def _check_task(self) -> None:
-        """Checks what belongs to one of cfl_flare's own tasks; a class of the user's is imported at the sites alone."""
-        name = as_spec(self.task, "task").get("task")
-        of_user = isinstance(name, str) and "." in name
-        if not of_user and (self.task != "classification" or self.measures):
-            self.built_task()
-
     def built_task(self, authorize: Callable[[str], None] | None = None) -> LearningTask:
         """The run's task; see `cfl_flare.training.tasks.build_task`."""
         from cfl_flare.training.tasks import build_task
@@ -169,16 +159,12 @@ class TrainSettings:
         for what, value in (("class_weights", self.class_weights), ("label_smoothing", self.label_smoothing)):
             reason = f"is for tasks with classes, and task {title} has none; leave it out"
             require(task.classes or not value, f"training: {what} = {value!r} {reason}")
-        require(
-            not (task.relative and self.membership),
-            f"training: membership = {self.membership} is for tasks with a loss of each sample, and task {title} "
-            "compares samples with each other; leave it out",
-        )
-        require(
-            task.scored or not self.score_bins,
-            f"training: score_bins = {self.score_bins} is for tasks that score classes, such as classification, binary "
-            f"and multilabel, and task {title} does not; leave it out",
-        )
+        wanted = f"membership = {self.membership} is for tasks with a loss of each sample"
+        reason = f"and task {title} compares samples with each other"
+        require(not (task.relative and self.membership), f"training: {wanted}, {reason}; leave it out")
+        wanted = f"score_bins = {self.score_bins} is for tasks that score classes"
+        reason = f"such as classification, binary and multilabel, and task {title} does not"
+        require(task.scored or not self.score_bins, f"training: {wanted}, {reason}; leave it out")
         return task
 
     def built_augment(self, task: LearningTask) -> Augment | None:

@@ -166,10 +166,9 @@ class Classification(LearningTask):
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         top = int(y.max())
         if outputs.dim() != 2 or outputs.shape[1] <= max(top, 1):
-            raise DataError(
-                f"{where}: label {top} does not fit the model's output of shape {tuple(outputs.shape)}; set the "
-                f"model's num_classes to {max(2, top + 1)} or more, or bring the labels to its classes"
-            )
+            reason = f"label {top} does not fit the model's output of shape {tuple(outputs.shape)}"
+            way_out = f"set the model's num_classes to {max(2, top + 1)} or more, or bring the labels to its classes"
+            raise DataError(f"{where}: {reason}; {way_out}")
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
         return F.cross_entropy(outputs, targets, weights, label_smoothing=smoothing)
@@ -238,10 +237,9 @@ class Multilabel(LearningTask):
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         if tuple(outputs.shape) != (1, y.shape[1]):
-            raise DataError(
-                f"{where}: its samples have {y.shape[1]} labels each, and the model's output for one has shape "
-                f"{tuple(outputs.shape)}; set the model's num_classes to {y.shape[1]}"
-            )
+            shape = f"and the model's output for one has shape {tuple(outputs.shape)}"
+            way_out = f"set the model's num_classes to {y.shape[1]}"
+            raise DataError(f"{where}: its samples have {y.shape[1]} labels each, {shape}; {way_out}")
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
         return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))

@@ -108,11 +108,9 @@ REQUIRED |= {"RandomPosterize", "RandomSolarize", "RandomAdjustSharpness", "Gaus
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
     """The name of a transform and its settings, of ``"RandomCrop:size=28,padding=2"``."""
-    require(
-        isinstance(text, str) and len(text) <= LONGEST,
-        f"training: augment = {reprlib.repr(text)} should be text like 'RandomCrop:size=28,padding=2', of up to "
-        f"{LONGEST} characters",
-    )
+    wanted = f"should be text like 'RandomCrop:size=28,padding=2', of up to {LONGEST} characters"
+    is_short = isinstance(text, str) and len(text) <= LONGEST
+    require(is_short, f"training: augment = {reprlib.repr(text)} {wanted}")
     name, settings = parse_spec(text)
     close = difflib.get_close_matches(name, ALLOWED)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(ALLOWED)}"
