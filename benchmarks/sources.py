@@ -37,7 +37,7 @@ from cfl_flare.data.files import find, read_npz
 from cfl_flare.data.hospitals import FOLDER, HEART, STROKE, Stroke
 from cfl_flare.data.images import decoded
 from cfl_flare.data.preparation import Preparation
-from cfl_flare.data.samples import DataSource, Samples, one_label_each
+from cfl_flare.data.samples import DataSource, Samples
 
 # ---- CIFAR-10: JPEGs end to end in an npz file ----
 
@@ -83,7 +83,7 @@ class JpegNpz(DataSource):
             raise DataError(f"{where}: no samples")
         files = [io.BytesIO(data[a:b].tobytes()) for a, b in pairwise(offsets)]
         images = decoded(files, lambda i: f"{where} image {i}")
-        return Samples(images, one_label_each(labels)).check(where)
+        return Samples.of_images(where, images.transpose(0, 2, 3, 1), labels).check(where)
 
 
 # ---- Heart disease by FLamby ----

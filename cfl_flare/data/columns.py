@@ -28,11 +28,9 @@ from cfl_flare.data.frames import READING, Reading
 from cfl_flare.data.labels import LARGEST
 
 KINDS = ("number", "boolean", "category", "ordinal", "date")
-OF_CATEGORIES = ("boolean", "category", "ordinal")
 # A column of text with more categories than this is no category but a name, an identifier or free text.
 MOST_CATEGORIES = 64
 MOST_COLUMNS = 100_000
-# The most characters of a name or a category.
 MOST_TEXT = 500
 MOST_ROWS = 10**9
 # A category of fewer rows at a site is not named to the others.
@@ -41,7 +39,6 @@ FEWEST_ROWS = 5
 SHARE = 0.5
 # Without an agreed range, a file's numbers may spread this many times as far as the widest deviation of the others.
 FAR = 10.0
-# For messages.
 A_NAME, TEXTS = f"name, of 1 to {MOST_TEXT} characters", f"texts of 1 to {MOST_TEXT} characters"
 NUMBERS = f"numbers of at most {LARGEST:g} in size"
 
@@ -51,7 +48,6 @@ class Column:
     """A column that becomes features.
 
     Attributes:
-        column: its name.
         kind: ``number``; ``boolean``, the second of two categories is 1; ``category``, each of them a feature of 0 or
             1; ``ordinal``, the place in their order; or ``date``, days since 1970.
         categories: as text, in their order; whole numbers without decimals.
@@ -239,7 +235,8 @@ class Columns(Reading):
 
     def usable(self, where: str) -> Columns:
         """Returns itself if each column of categories has some; a single site's file may have none."""
-        empty = [c.column for c in self.columns if c.kind in OF_CATEGORIES and not c.categories]
+        of_categories = ("boolean", "category", "ordinal")
+        empty = [c.column for c in self.columns if c.kind in of_categories and not c.categories]
         require(not empty, f"{where}: {shown(empty[:1])} has no categories; name them, or leave the column out")
         return self
 
@@ -320,11 +317,9 @@ def _scale(sites: Mapping[str, Column], where: str) -> tuple[float | None, float
         others = [(m, d) for name, (_, m, d) in scales.items() if name != site]
         reach = FAR * max((d for _, d in others), default=0.0)
         near = min((abs(mean - m) for m, _ in others), default=0.0)
-        require(
-            len(others) < 2 or not reach or sites[site].range is not None or max(near, deviation) <= reach,
-            f"{where}: {site} has mean {mean:g} and deviation {deviation:g}, far from all others; correct its file, or "
-            "agree on a range in all files",
-        )
+        is_near = len(others) < 2 or not reach or sites[site].range is not None or max(near, deviation) <= reach
+        far = f"{site} has mean {mean:g} and deviation {deviation:g}, far from all others"
+        require(is_near, f"{where}: {far}; correct its file, or agree on a range in all files")
     if not scales:
         return None, None
     weights = {site: float(rows) for site, (rows, _, _) in scales.items()}

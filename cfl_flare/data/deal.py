@@ -25,19 +25,15 @@ from cfl_flare.data.files import find, read_npz
 from cfl_flare.data.labels import FORMS, form_of, strata
 from cfl_flare.data.samples import Samples, normalised
 
-REDRAWS = 1000
 # Of a participant's samples, where training and test samples are dealt together (FedDSMIC 5.1).
 TEST_SHARE = 0.2
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The samples to deal out. Where both splits are dealt together, a fifth of each class are test samples.
+    """How many samples of each class there are to deal out, ``(classes,)``; ``min_samples`` is a setting of the run.
 
-    Attributes:
-        train: ``(classes,)`` training samples of each class.
-        test: ``(classes,)`` test samples of each class.
-        min_samples: fewest training samples that a participant must get.
+    Where both splits are dealt together, a fifth of each class are test samples.
     """
 
     train: np.ndarray
@@ -51,12 +47,9 @@ class Pool:
 
 @dataclass(frozen=True)
 class Deal:
-    """A pooled data set, dealt out. Indices count the source's training samples and then, going on, its test samples.
+    """A pooled data set, dealt out: the sorted indices of each participant's samples, and its true group, if any.
 
-    Attributes:
-        train: indices of each participant's training samples, sorted.
-        test: indices of each participant's test samples, sorted.
-        truth: the true group of each participant, None where the rule has none.
+    Indices count the source's training samples and then, going on, its test samples.
     """
 
     train: list[np.ndarray]
@@ -175,7 +168,6 @@ def filled(odds: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.rand
         odds: ``(participants, classes)`` label distributions, not necessarily of sum one.
         sizes: ``(participants,)`` how many each draws.
         totals: ``(classes,)`` samples of each class.
-        rng: draws.
 
     Returns:
         ``(participants, classes)`` int64; None if only classes are left that some participant's distribution excludes.
@@ -234,7 +226,7 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
         test_totals = np.round(TEST_SHARE * every).astype(np.int64)
         totals = every - test_totals
     pool = Pool(totals, test_totals, min_samples)
-    fewest, draws = 0, REDRAWS if rule.random else 1
+    fewest, draws = 0, 1000 if rule.random else 1
     attempts = list(range(draws))
     for to_counts in (rounded, evened):  # in this order, so that evening out changes only what needs it
         for attempt in attempts.copy():
@@ -259,10 +251,9 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
                 parts = deal(stratum, counts, rng) + [len(train) + part for part in deal(test_stratum, tests, rng)]
             train_parts, test_parts = parts[:participants], parts[participants:]
             return Deal(train_parts, test_parts, rule.truth_of(counts, train, train_parts))
-    raise DataError(
-        f"partition {rule.name}: no draw of {draws} gave each of {participants} participants {min_samples} training "
-        f"samples and 1 test sample (best: {fewest}); {rule.advice}"
-    )
+    wanted = f"{min_samples} training samples and 1 test sample (best: {fewest})"
+    none = f"no draw of {draws} gave each of {participants} participants {wanted}"
+    raise DataError(f"partition {rule.name}: {none}; {rule.advice}")
 
 
 def dealt_by_patient(
@@ -293,17 +284,15 @@ def draw_indicator(labels: np.ndarray, per_class: int, seed: int, where: str, sp
     """
     chosen = [np.zeros(0, np.int64)]
     if per_class and (form := form_of(labels, where)) != "class":
-        raise DataError(
-            f"{where}: labels are {FORMS[form]}, and indicator_samples = {per_class} are drawn of each class; name "
-            "labels that are class numbers, or take a method without indicator samples"
-        )
+        reason = f"labels are {FORMS[form]}, and indicator_samples = {per_class} are drawn of each class"
+        way_out = "name labels that are class numbers, or take a method without indicator samples"
+        raise DataError(f"{where}: {reason}; {way_out}")
     for c in np.unique(labels) if per_class else ():
         members = np.flatnonzero(labels == c)
-        require(
-            len(members) >= per_class + spare,
-            f"{where}: class {c} has {len(members)} training samples, too few for indicator_samples = {per_class} of "
-            f"each class{' and others to train on' * bool(spare)}; lower indicator_samples, or give more samples",
-        )
+        wanted = f"indicator_samples = {per_class} of each class{' and others to train on' * bool(spare)}"
+        few = f"class {c} has {len(members)} training samples, too few for {wanted}"
+        enough = len(members) >= per_class + spare
+        require(enough, f"{where}: {few}; lower indicator_samples, or give more samples")
         chosen.append(stream(seed, "indicator samples", int(c)).permutation(members)[:per_class])
     return np.concatenate(chosen)
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # Pairs of texts, in any case, that are a boolean's: no, yes.
 NO_YES = (("n", "y"), ("no", "yes"), ("false", "true"), ("f", "t"))
-EPOCH = "1970-01-01"
 # This many texts are categories in however short a table.
 FEW = 8
 # A message names this many rows.
@@ -55,14 +54,12 @@ def numbers(values: pd.Series, where: str) -> np.ndarray:
         return values.to_numpy(np.float64)
     amounts = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     present = (values.notna() & (values.astype(str).str.strip() != "")).to_numpy()
-    words = np.flatnonzero(present & np.isnan(amounts))
-    if len(words):
+    if len(words := np.flatnonzero(present & np.isnan(amounts))):
         reason = f"row {words[0] + 1} holds {str(values.iloc[words[0]])!r} among numbers; fix it, leave the row out, or"
         reason += " let absent name what means that a value is missing"
         raise DataError(f"{where}: {looks_like(values.iloc[words]) or reason}")
-    if np.isinf(amounts).any():
-        row = np.isinf(amounts).argmax()
-        raise DataError(f"{where}: row {row + 1} is infinite; fix it or leave the row out")
+    if len(infinite := np.flatnonzero(np.isinf(amounts))):
+        raise DataError(f"{where}: row {infinite[0] + 1} is infinite; fix it or leave the row out")
     return amounts
 
 
@@ -74,12 +71,10 @@ def days(values: pd.Series, where: str) -> np.ndarray:
     if values.dtype.kind != "M":
         written = texts(values)
         dates = pd.to_datetime(written, format="ISO8601", errors="coerce", utc=True)
-        wrong = (written.notna() & dates.isna()).to_numpy()
-        if wrong.any():
-            row = wrong.argmax()
-            reason = f"row {row + 1} holds {written.iloc[row]!r}, no date; write it like 1996-12-31"
+        if len(wrong := np.flatnonzero(written.notna() & dates.isna())):
+            reason = f"row {wrong[0] + 1} holds {written.iloc[wrong[0]]!r}, no date; write it like 1996-12-31"
             raise DataError(f"{where}: {looks_like(written) or reason}")
-    start = pd.Timestamp(EPOCH, tz=getattr(dates.dt, "tz", None))
+    start = pd.Timestamp("1970-01-01", tz=getattr(dates.dt, "tz", None))
     return ((dates - start) / pd.Timedelta(days=1)).to_numpy(np.float64)
 
 
@@ -99,8 +94,7 @@ def inferred(frame: pd.DataFrame, where: str, categories: Collection[str] = (), 
     and no, a date if all of it is, and else categories. With ``missing``, a column in which some values are missing
     says so in a feature.
     """
-    absent = [name for name in categories if name not in frame]
-    if absent:
+    if absent := [name for name in categories if name not in frame]:
         raise DataError(f"{where}: categories names {shown(absent[0])}, which is no feature; it has {names_of(frame)}")
     columns = []
     for name in frame:
@@ -149,8 +143,7 @@ def check_columns(frame: pd.DataFrame, columns: Columns, where: str, known: Coll
             name, there = shown(column.column), names_of(frame)
             raise ColumnsError(f"{where}: no column {name}, which the sites agreed on; it has {there}; add it")
     expected = {c.column for c in columns.columns} | {*columns.leave, *known}
-    new = [name for name in frame if name not in expected]
-    if new:
+    if new := [name for name in frame if name not in expected]:
         reason = "is new: it is none of those that the sites agreed on; remove it, or name it in leave"
         raise ColumnsError(f"{where}: column {shown(new[0])} {reason}")
 
@@ -190,8 +183,8 @@ def encoded(frame: pd.DataFrame, columns: Columns, where: str) -> tuple[np.ndarr
     x = np.concatenate(blocks, axis=1)
     if np.isinf(x).any():
         row, place = np.argwhere(np.isinf(x))[0]
-        name = columns.features[place]
-        raise DataError(f"{where}: column {shown(name)}: row {row + 1} is infinite; fix it or leave the row out")
+        name = shown(columns.features[place])
+        raise DataError(f"{where}: column {name}: row {row + 1} is infinite; fix it or leave the row out")
     return x, {name: rows for name, rows in others.items() if rows}
 
 
@@ -210,13 +203,10 @@ def _block(values: pd.Series, column: Column, where: str) -> tuple[np.ndarray, i
     else:
         block = (days if column.kind == "date" else numbers)(values, where)[:, None]
         low, high = column.range or (-np.inf, np.inf)
-        outside = ((block < low) | (block > high))[:, 0]
-        if outside.any():
-            row = outside.argmax()
-            raise DataError(
-                f"{where}: row {row + 1} holds {values.iloc[row]}, and {outside.sum()} of {len(block)} rows are not in "
-                f"{low:g} to {high:g}; look at the unit, and correct them or the range"
-            )
+        if len(outside := np.flatnonzero((block < low) | (block > high))):
+            value = f"row {outside[0] + 1} holds {values.iloc[outside[0]]}"
+            others = f"{len(outside)} of {len(block)} rows are not in {low:g} to {high:g}"
+            raise DataError(f"{where}: {value}, and {others}; look at the unit, and correct them or the range")
     if column.missing:
         block = np.concatenate((block, np.isnan(block[:, :1]).astype(np.float64)), axis=1)
     return block, unknown
@@ -266,8 +256,7 @@ def outcomes(frame: pd.DataFrame, path: Path, columns: Columns, event: str | Non
     if not rows.any():
         raise DataError(f"{where}: no row has a label; name another column")
     labels = labels[rows]
-    missing = np.flatnonzero(texts(labels).isna())
-    if len(missing):
+    if len(missing := np.flatnonzero(texts(labels).isna())):
         reason = f"row {labels.index[missing[0]] + 1} has no {'label' if event is None else 'time'}"
         raise DataError(f"{where}: {reason}; fill it in, leave the row out, or set unlabelled=leave")
     if event is not None:
@@ -280,12 +269,9 @@ def outcomes(frame: pd.DataFrame, path: Path, columns: Columns, event: str | Non
     if columns.classes:
         written = texts(labels)
         places = written.map({name: i for i, name in enumerate(columns.classes)})
-        if places.isna().any():
-            name = written[places.isna()].iloc[0]
-            raise DataError(
-                f"{where}: {name!r} is none of the {len(columns.classes)} classes that the sites agreed on; add it to "
-                "classes in columns, at all sites, or leave its rows out"
-            )
+        if len(others := written[places.isna()]):
+            reason = f"{others.iloc[0]!r} is none of the {len(columns.classes)} classes that the sites agreed on"
+            raise DataError(f"{where}: {reason}; add it to classes in columns, at all sites, or leave its rows out")
         return Outcomes(places.to_numpy(np.int64), rows, columns.classes)
     y, names = _classes_or_numbers(labels, where, not rows.all())
     return Outcomes(y, rows, names)
@@ -325,10 +311,8 @@ def _times(values: pd.Series, where: str, zero_times: str | None) -> np.ndarray:
 def _events(values: pd.Series, where: str) -> np.ndarray:
     """Events as float64: 1 where it happened, 0 where the row was censored."""
     written = texts(values.astype(int) if values.dtype == bool else values)
-    known = written.isin(("0", "1")).to_numpy()
-    if not known.all():
-        row = known.argmin()
-        value = "no value" if written.iloc[row] is None else repr(written.iloc[row])
+    if len(wrong := np.flatnonzero(~written.isin(("0", "1")))):
+        value = "no value" if written.iloc[wrong[0]] is None else repr(written.iloc[wrong[0]])
         way_out = "write 1 where the event happened, 0 where the row was censored"
-        raise DataError(f"{where}: row {row + 1} holds {value}; {way_out}")
+        raise DataError(f"{where}: row {wrong[0] + 1} holds {value}; {way_out}")
     return written.to_numpy().astype(np.float64)

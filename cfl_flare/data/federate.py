@@ -19,16 +19,7 @@ from cfl_flare.data.deal import Deal, Partition, dealt, dealt_by_patient, draw_i
 from cfl_flare.data.labels import outputs_for
 from cfl_flare.data.partitions import Natural, build_partition
 from cfl_flare.data.preparation import Preparation
-from cfl_flare.data.samples import (
-    DataSource,
-    Samples,
-    check_patients,
-    check_values,
-    normalised,
-    read,
-    split_by_class,
-    taken,
-)
+from cfl_flare.data.samples import DataSource, Samples, check_patients, check_values, normalised, read, split_by_class
 from cfl_flare.data.summary import ParticipantData, PartitionReport, participant_names, report_of
 
 T = TypeVar("T")
@@ -91,11 +82,9 @@ class DataConfig:
         require(are_names and unique_names(self.owners) == self.owners, f"data: {wanted}")
         if self.participants is None and self._natural:
             return
-        require(
-            (self.participants is None) == (self.partition is None),
-            f"data: participants = {self.participants} and partition = {self.partition} belong together: give both "
-            "to simulate participants from one pooled set, neither where each site has its own data",
-        )
+        both = f"participants = {self.participants} and partition = {self.partition} belong together"
+        way_out = "give both to simulate participants from one pooled set, neither where each site has its own data"
+        require((self.participants is None) == (self.partition is None), f"data: {both}: {way_out}")
         if self.partition is not None and self.participants is not None:
             build_partition(self.partition).check(self.participants)
         reason = f"indicator_samples = {self.indicator_samples} can be taken out of a simulation's data only"
@@ -261,8 +250,14 @@ def _block(participants: list[T], index: int, sites: int) -> list[T]:
 
 def _as_seen(name: str, samples: Samples, preparation: Preparation | None) -> Samples:
     """Samples as models see them: scaled as their source says, else normalised as pixels are."""
-    if preparation is None:
-        return Samples(normalised(samples.x), samples.y, patient=samples.patient, period=samples.period)
-    return Samples(
-        check_values(preparation.apply(samples.x), name), samples.y, patient=samples.patient, period=samples.period
-    )
+    seen = normalised(samples.x) if preparation is None else check_values(preparation.apply(samples.x), name)
+    return Samples(seen, samples.y, patient=samples.patient, period=samples.period)
+
+
+def taken(train: Samples, test: Samples, indices: np.ndarray) -> Samples:
+    """The samples at indices, sorted, that count the training samples and then, going on, the test samples."""
+    of_train, of_test = np.split(indices, [np.searchsorted(indices, len(train))])
+    if not len(of_test):
+        return train.take(of_train)
+    tests = test.take(of_test - len(train))
+    return train.take(of_train).joined(tests) if len(of_train) else tests

@@ -29,7 +29,6 @@ MOST_UNPACKED = 256 * 2**20
 MOST_PACKING = 100
 ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, SyntaxError, KeyError)
 
-
 # Folders in which the paths that a job names must lie; None where jobs are the operator's own, as in a simulation.
 _roots: ContextVar[Sequence[Path] | None] = ContextVar("roots")
 _usual_roots: Sequence[Path] | None = None
@@ -157,10 +156,8 @@ def read_npz(path: Path, required: Sequence[str] | None = None) -> dict[str, np.
     except (OSError, ValueError, EOFError, *ZIP_ERRORS) as error:
         # numpy takes everything it does not know for a pickle
         reason = one_line(error) if zipfile.is_zipfile(path) else "not an archive of arrays"
-        raise DataError(
-            f"{path}: cannot be read as an npz file without pickled objects ({reason}); save arrays of numbers with "
-            "np.savez"
-        ) from error
+        problem = f"cannot be read as an npz file without pickled objects ({reason})"
+        raise DataError(f"{path}: {problem}; save arrays of numbers with np.savez") from error
 
 
 def _arrays(path: Path, file: BinaryIO, required: Sequence[str] | None) -> dict[str, np.ndarray]:
@@ -174,10 +171,8 @@ def _arrays(path: Path, file: BinaryIO, required: Sequence[str] | None) -> dict[
                 raise DataError(f"{path}: no array {name!r}; it has {', '.join(members) or 'none'}")
         total = sum(_declared(archive, members[name], f"{path}: {name!r}") for name in names)
         if total > MOST_UNPACKED + MOST_PACKING * os.fstat(file.fileno()).st_size:
-            raise DataError(
-                f"{path}: its arrays would have {total:,} bytes, which no images in a file of this size have; save "
-                "them without compression, with np.savez"
-            )
+            reason = f"its arrays would have {total:,} bytes, which no images in a file of this size have"
+            raise DataError(f"{path}: {reason}; save them without compression, with np.savez")
         check_memory(total, str(path))
         arrays = {}
         for name in names:

@@ -32,7 +32,6 @@ from cfl_flare.data.files import MOST_PACKING, MOST_UNPACKED, read_npz
 if TYPE_CHECKING:
     import pandas as pd
 
-# The endings by which a table is known.
 ENDINGS = (".csv", ".csv.gz", ".data", ".parquet")
 # A text file's values take about this many times as much memory as the file.
 TEXT_IN_MEMORY = 10
@@ -127,10 +126,8 @@ def read_frame(
     one name.
 
     Args:
-        path: the file.
         names: the columns' names, for a file without a line of names: one whose first line is no such names.
         absent: texts that mean that a value is missing, apart from nothing at all.
-        reading: how the file is written; None for the defaults.
         as_text: columns of a text file whose values are left as they are written: 007 is no 7.
     """
     reading, readers = reading or Reading(), {".npz": _of_arrays, ".parquet": _of_parquet}
@@ -216,8 +213,7 @@ def _with_dates(path: Path, frame: pd.DataFrame, dayfirst: bool | None, as_text:
     for name in texts if dayfirst is not None else ():
         parts = frame[name].astype("string").str.extract(f"^{DAY_OR_MONTH_FIRST}(.*)$").dropna()
         day, month = (parts[i].astype(int) for i in ((0, 1) if dayfirst else (1, 0)))
-        wrong = parts.index[(month > 12) | (day > 31)]
-        if len(wrong):
+        if len(wrong := parts.index[(month > 12) | (day > 31)]):
             where = f"{path}: column {shown(name)}: row {wrong[0] + 1} holds {shown(frame[name][wrong[0]])}"
             way_out = _way_to_set("dayfirst", "False" if dayfirst else "True")
             raise DataError(f"{where}, whose {'month' if dayfirst else 'day'} is not first; {way_out}")
@@ -270,8 +266,7 @@ def _header(path: Path, text: str, names: Sequence[str], reading: Reading) -> tu
 
 
 def _check_unique(path: Path, names: Iterable[str]) -> None:
-    repeated = [name for name, times in Counter(names).items() if times > 1]
-    if repeated:
+    if repeated := [name for name, times in Counter(names).items() if times > 1]:
         raise DataError(f"{path}: two columns are called {shown(repeated[0])}; rename one")
 
 

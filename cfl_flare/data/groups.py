@@ -19,9 +19,6 @@ from cfl_flare.data.label_skew import IID, balanced_choices, blocks, split_evenl
 from cfl_flare.data.labels import FORMS, form_of
 from cfl_flare.data.samples import Samples, scaled
 
-# A draw is rejected if a group has less than this share of its expected size.
-SMALLEST_GROUP = 0.3
-
 
 @dataclass(frozen=True)
 class Grouped(Partition):
@@ -90,7 +87,7 @@ class ClusterDirichlet(Skewed):
         # Each group's part of the participants times the number of groups; all ones for equal groups.
         weights = np.ones(self.groups) if sizes is None else np.array(sizes) * len(sizes) / participants
         between = rng.dirichlet(self.a_between * weights, size=pool.classes)
-        if (pool.train @ between < SMALLEST_GROUP * weights * pool.train.sum() / len(weights)).any():
+        if (pool.train @ between < 0.3 * weights * pool.train.sum() / len(weights)).any():
             return None
         truth = np.array(self.truth(participants))
         shares = np.zeros((participants, pool.classes))

@@ -84,15 +84,12 @@ def decoded(
             check_memory(len(files) * pixels.nbytes, f"{len(files)} images like {label(0)}")
             images = np.empty((len(files), *pixels.shape), np.uint8)
         if pixels.shape[0] != images.shape[1]:
-            raise DataError(
-                f"{label(0)} has {images.shape[1]} channel(s), {label(i)} has {pixels.shape[0]}; convert them, or set "
-                "channels=1 or channels=3 where the source has that setting"
-            )
+            way_out = "convert them, or set channels=1 or channels=3 where the source has that setting"
+            raise DataError(f"{label(0)} has {images.shape[1]} channel(s), {label(i)} has {pixels.shape[0]}; {way_out}")
         if pixels.shape != images.shape[1:]:
-            raise DataError(
-                f"{label(0)} is {'x'.join(map(str, images.shape[2:]))} (height x width), {label(i)} is "
-                f"{'x'.join(map(str, pixels.shape[1:]))}; resize them, or set size where the source has that setting"
-            )
+            first, other = ("x".join(map(str, shape)) for shape in (images.shape[2:], pixels.shape[1:]))
+            way_out = "resize them, or set size where the source has that setting"
+            raise DataError(f"{label(0)} is {first} (height x width), {label(i)} is {other}; {way_out}")
         images[i] = pixels
     if images is None:
         raise DataError("no images")
@@ -130,8 +127,7 @@ class Folder(NamedSource):
             files, labels = _files(root, _classes(root))
             return split_by_class(Samples(self._images(files), labels), self.test_share, self.seed)
         classes = _classes(root / "train")
-        unknown = [name for name in _classes(root / "test") if name not in classes]
-        if unknown:
+        if unknown := [name for name in _classes(root / "test") if name not in classes]:
             raise DataError(f"{root / 'test' / unknown[0]}: not a class in training, which has {', '.join(classes)}")
         (files, labels), (test_files, test_labels) = (_files(root / split, classes) for split in splits)
         # Decoded together, so that the shapes of both splits are compared.
@@ -156,8 +152,7 @@ def _files(folder: Path, classes: Sequence[str]) -> tuple[list[Path], np.ndarray
     labels: list[int] = []
     for number, name in enumerate(classes):
         of_class = entries(folder / name, "data folder") if (folder / name).is_dir() else []
-        wrong = [path for path in of_class if path.suffix.lower() not in SUFFIXES]
-        if wrong:
+        if wrong := [path for path in of_class if path.suffix.lower() not in SUFFIXES]:
             raise DataError(f"{wrong[0]}: not an image; a class's folder should hold only {', '.join(SUFFIXES)}")
         files += of_class
         labels += [number] * len(of_class)

@@ -15,9 +15,6 @@ from cfl_flare.core.config import require
 from cfl_flare.core.settings import setting
 from cfl_flare.data.deal import Partition, Pool, filled
 
-# A class of probability 0 could not be drawn when all others are used up; this keeps it possible, as the last one.
-LAST_RESORT = 1e-12
-
 
 @dataclass(frozen=True)
 class IID(Partition):
@@ -136,8 +133,9 @@ def blocks(participants: int, groups: int) -> list[int | None]:
 def equal_draws(alphas: np.ndarray, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
     """Shares by which all participants have equally many training samples, each with its own alpha."""
     odds = np.array([rng.dirichlet(np.full(pool.classes, alpha)) for alpha in alphas])
-    size = pool.train.sum() // len(alphas)
-    return shares_of(filled(np.maximum(odds, LAST_RESORT), np.full(len(alphas), size), pool.train, rng), pool)
+    odds = np.maximum(odds, 1e-12)  # so that a class of probability 0 can be drawn when all others are used up
+    sizes = np.full(len(alphas), pool.train.sum() // len(alphas))
+    return shares_of(filled(odds, sizes, pool.train, rng), pool)
 
 
 def shares_of(counts: np.ndarray | None, pool: Pool) -> np.ndarray | None:

@@ -31,8 +31,6 @@ FORMS = {
 MOST_CLASSES = 100_000
 # Squares of larger numbers, and sums of them, are beyond float32.
 LARGEST = 1e16
-# Numbers are dealt out by the fifth of the training labels in which they lie.
-FIFTHS = (0.2, 0.4, 0.6, 0.8)
 
 
 def form_of(y: np.ndarray, where: str) -> str:
@@ -45,11 +43,10 @@ def form_of(y: np.ndarray, where: str) -> str:
     if y.ndim == 2 and is_whole and y.shape[1]:
         if y.min(initial=0) < 0 or y.max(initial=0) > 1:
             row, column = np.argwhere((y != 0) & (y != 1))[0]
-            raise DataError(
-                f"{where}: labels of shape {y.shape} say which of {y.shape[1]} findings a sample has, and sample {row} "
-                f"has {y[row, column]}; write 1 for a finding that is there and 0 for one that is not, or one class "
-                "number per sample (n,)"
-            )
+            meaning = f"labels of shape {y.shape} say which of {y.shape[1]} findings a sample has"
+            value = f"sample {row} has {y[row, column]}"
+            way_out = "write 1 for a finding that is there and 0 for one that is not, or one class number per sample"
+            raise DataError(f"{where}: {meaning}, and {value}; {way_out} (n,)")
         return "several"
     if y.ndim not in (1, 3) or not is_whole:
         raise DataError(
@@ -73,19 +70,17 @@ def check_labels(y: np.ndarray, x: np.ndarray, where: str) -> None:
     if form not in ("number", "time"):
         return
     valid = np.abs(y.reshape(len(y), -1).astype(np.float64)).max(axis=1) <= LARGEST  # NaN is not
-    if not valid.all():
-        bad = valid.argmin()
-        raise DataError(f"{where}: sample {bad} has the label {y[bad]}; labels are finite numbers up to {LARGEST:g}")
+    if len(bad := np.flatnonzero(~valid)):
+        label = f"sample {bad[0]} has the label {y[bad[0]]}"
+        raise DataError(f"{where}: {label}; labels are finite numbers up to {LARGEST:g}")
     if form == "number":
         return
     time, event = y.T
-    if (time <= 0).any():
-        bad = (time <= 0).argmax()
-        raise DataError(f"{where}: sample {bad} has the time {time[bad]}; times are above 0")
-    if not np.isin(event, (0, 1)).all():
-        bad = np.isin(event, (0, 1)).argmin()
+    if len(bad := np.flatnonzero(time <= 0)):
+        raise DataError(f"{where}: sample {bad[0]} has the time {time[bad[0]]}; times are above 0")
+    if len(bad := np.flatnonzero(~np.isin(event, (0, 1)))):
         advice = "write 1 where it happened, 0 where the sample was censored"
-        raise DataError(f"{where}: sample {bad} has the event {event[bad]}; {advice}")
+        raise DataError(f"{where}: sample {bad[0]} has the event {event[bad[0]]}; {advice}")
 
 
 def of_one_form(train: np.ndarray, test: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
@@ -125,7 +120,8 @@ def strata(y: np.ndarray, train: np.ndarray | None = None) -> np.ndarray:
         return np.where(y.any(axis=1), 1 + y.argmax(axis=1), 0)
     if form == "number":
         numbers = y if train is None else train
-        edges = np.unique(np.quantile(numbers, FIFTHS, method="higher"))  # fewer where many numbers are equal
+        fifths = np.quantile(numbers, (0.2, 0.4, 0.6, 0.8), method="higher")
+        edges = np.unique(fifths)  # fewer where many numbers are equal
         return np.searchsorted(edges[edges > numbers.min()], y, side="right")
     if form == "mask":
         return np.array([_largest(mask) for mask in y], np.int64)

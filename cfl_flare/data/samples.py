@@ -56,12 +56,19 @@ class Samples:
 
     @classmethod
     def of_images(cls, where: str, images: np.ndarray, labels: np.ndarray) -> Samples:
-        """Samples of images and labels as `channels_first` and `one_label_each` take them."""
+        """Samples of images as `channels_first` takes them, and of a file's labels.
+
+        Whole numbers ``(n,)`` or ``(n, 1)`` become ``(n,)`` int64, floats ``(n, 1)`` and masks ``(n, h, w, 1)`` lose
+        their last dimension; other labels are unchanged, for `check` to refuse if they have no form.
+        """
         images = channels_first(images, where)
         if images.dtype == np.float64:
             with np.errstate(over="ignore"):  # `check` refuses what becomes infinite
                 images = images.astype(np.float32)
-        return cls(images, one_label_each(labels))
+        if labels.ndim in (2, 4) and labels.shape[-1] == 1:
+            labels = labels[..., 0]
+        are_classes = labels.ndim == 1 and labels.dtype.kind in "iu"
+        return cls(images, labels.astype(np.int64) if are_classes else labels)
 
     def take(self, indices: np.ndarray) -> Samples:
         notes = {name: None if (of := getattr(self, name)) is None else of[indices] for name in NOTES}
@@ -110,12 +117,11 @@ def check_values(x: np.ndarray, where: str) -> np.ndarray:
         return x
     rows = x.reshape(len(x), -1)
     largest = np.maximum(rows.max(axis=1), -rows.min(axis=1))
-    if not np.isfinite(largest).all():
-        bad = int(np.flatnonzero(~np.isfinite(largest))[0])
-        raise DataError(f"{where}: sample {bad} holds NaN or infinity; fix it or leave it out")
+    if len(bad := np.flatnonzero(~np.isfinite(largest))):
+        raise DataError(f"{where}: sample {bad[0]} holds NaN or infinity; fix it or leave it out")
     if largest.max() > LARGEST:
-        bad = int(largest.argmax())
-        raise DataError(f"{where}: sample {bad} reaches {largest[bad]:.3g}; scale the samples to about 0 to 1")
+        place = largest.argmax()
+        raise DataError(f"{where}: sample {place} reaches {largest.max():.3g}; scale the samples to about 0 to 1")
     return x
 
 
@@ -291,9 +297,8 @@ def split_by_time(
     Samples without owners are split as one's. The first ``first_days`` days of an owner train; if it is None,
     ``test_share`` of its samples are for testing.
     """
-    if np.isnan(when).any():
-        row = int(np.flatnonzero(np.isnan(when))[0])
-        raise DataError(f"{where}: sample {row} has no date; fill it in or leave it out")
+    if len(undated := np.flatnonzero(np.isnan(when))):
+        raise DataError(f"{where}: sample {undated[0]} has no date; fill it in or leave it out")
     owner = np.zeros(len(samples)) if samples.key is None else samples.key
     tested = np.zeros(len(samples), bool)
     for rows in _by_owner(owner, np.lexsort((when, owner))):
@@ -307,20 +312,10 @@ def split_by_time(
 def split_as_named(samples: Samples, says: pd.Series, where: str) -> tuple[Samples, Samples]:
     """Splits samples as a column says of each: ``train`` or ``test``, in any case; a DataError for anything else."""
     splits = says.str.lower().replace({"training": "train", "testing": "test"})
-    wrong = np.flatnonzero(~splits.isin(("train", "test")).to_numpy(bool))
-    if len(wrong):
+    if len(wrong := np.flatnonzero(~splits.isin(("train", "test")).to_numpy(bool))):
         row = says.index[wrong[0]] + 1
         raise DataError(f"{where}: row {row} says {shown(says.iloc[wrong[0]])}; write train or test in each row")
     return _split(samples, (splits == "test").to_numpy(bool))
-
-
-def taken(train: Samples, test: Samples, indices: np.ndarray) -> Samples:
-    """The samples at indices, sorted, that count the training samples and then, going on, the test samples."""
-    of_train, of_test = np.split(indices, [np.searchsorted(indices, len(train))])
-    if not len(of_test):
-        return train.take(of_train)
-    tests = test.take(of_test - len(train))
-    return train.take(of_train).joined(tests) if len(of_train) else tests
 
 
 def scaled(x: np.ndarray) -> np.ndarray:
@@ -342,10 +337,8 @@ def read(source: DataSource, where: str = "") -> tuple[Samples, Samples]:
         raise
     except Exception as error:  # a source of the user's may raise anything
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise DataError(
-            f"{where}: load() failed with {one_line(error)} at {frame.filename}:{frame.lineno}; fix it there, or "
-            "raise a DataError that says what to do"
-        ) from error
+        reason = f"load() failed with {one_line(error)} at {frame.filename}:{frame.lineno}"
+        raise DataError(f"{where}: {reason}; fix it there, or raise a DataError that says what to do") from error
     return checked(loaded, where, source.prepares)
 
 
@@ -374,8 +367,7 @@ def checked(load: Any, where: str, missing: bool = False) -> tuple[Samples, Samp
 def check_patients(parts: Sequence[np.ndarray], where: str, names: str) -> None:
     """Raises a DataError if two parts name the same patient; ``names`` says what the parts are."""
     _, times = np.unique(np.concatenate([np.unique(part) for part in parts]), return_counts=True)
-    several = int((times > 1).sum())
-    if several:
+    if several := int((times > 1).sum()):
         way_out = "split and deal the samples by patient, and give no two patients one name"
         raise DataError(f"{where}: {several} of {len(times)} patients have samples in {names}; {way_out}")
 
@@ -387,14 +379,3 @@ def channels_first(images: np.ndarray, where: str) -> np.ndarray:
     if images.ndim == 4 and images.shape[3] in (1, 3):
         return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     raise DataError(f"{where}: images have shape {images.shape}; it should be (n, h, w) or (n, h, w, 3)")
-
-
-def one_label_each(labels: np.ndarray) -> np.ndarray:
-    """Labels of a file as `Samples` takes them.
-
-    Whole numbers ``(n,)`` or ``(n, 1)`` become ``(n,)`` int64, floats ``(n, 1)`` and masks ``(n, h, w, 1)`` lose their
-    last dimension; other labels are unchanged, for `Samples.check` to refuse if they have no form.
-    """
-    if labels.ndim in (2, 4) and labels.shape[-1] == 1:
-        labels = labels[..., 0]
-    return labels.astype(np.int64) if labels.ndim == 1 and labels.dtype.kind in "iu" else labels

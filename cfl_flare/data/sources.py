@@ -262,8 +262,7 @@ class SiteData(Wrapped):
         """The data's path, and what named it; a DataError if nothing names one, or it does not exist."""
         if self.path is not None:
             return find(self.path, "data site", folder=None), "path"
-        named = os.environ.get(VARIABLE)
-        if named:
+        if named := os.environ.get(VARIABLE):
             with reading_within(None):
                 return find(str(expanded(named)), f"data site: {VARIABLE}", folder=None), VARIABLE
         # Only mounts count, not any folder of that name: the job's author chooses the study.
@@ -271,11 +270,10 @@ class SiteData(Wrapped):
         if len(mounted) == 1:
             return mounted[0], f"mounted for study {self.study}"
         of_study = f"what is mounted for study {self.study} ({len(mounted)} datasets)" if self.study else "no study"
-        raise MissingDataError(
-            f"data site: this site does not say where its data is; tried path (not given), {VARIABLE} (not set), "
-            f"{of_study}; set {VARIABLE} to an .npz file, a folder of images by class or a table, in the shell that "
-            "starts the site"
-        )
+        tried = f"tried path (not given), {VARIABLE} (not set), {of_study}"
+        way_out = "an .npz file, a folder of images by class or a table, in the shell that starts the site"
+        reason = "this site does not say where its data is"
+        raise MissingDataError(f"data site: {reason}; {tried}; set {VARIABLE} to {way_out}")
 
 
 OWN = (Digits, Drifting, Npz, SiteData, Folder, Table, Stroke, Heart)

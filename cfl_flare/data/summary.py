@@ -51,9 +51,7 @@ class DataSummary:
     """A participant's data in numbers.
 
     Attributes:
-        shape: of one sample.
         form: of the labels, one of `cfl_flare.data.labels.FORMS`.
-        samples: how many there are for training and for testing.
         outputs: how many a model of these labels has.
         train: training samples of each class, with each finding, without and with the event, or whose mask has each
             class; empty for numbers.
@@ -166,9 +164,7 @@ class PartitionReport:
     Labels that are no class numbers are counted by the strata of `cfl_flare.data.labels`, each as a class.
 
     Attributes:
-        rule: the rule's name.
-        names: the participants.
-        truth: their true groups, None where the rule has none.
+        truth: the participants' true groups, None where the rule has none.
         train: ``(participants, classes)`` training samples of each class; ``test`` likewise.
         train_total: ``(classes,)`` training samples of the source; ``test_total`` likewise.
         train_unused: training samples of the source that no participant has; ``test_unused`` likewise.

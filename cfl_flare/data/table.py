@@ -17,20 +17,8 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import CFLError, ColumnsError, DataError
 from cfl_flare.core.settings import setting
 from cfl_flare.core.text import shown
+from cfl_flare.data import features
 from cfl_flare.data.columns import Columns, as_texts
-from cfl_flare.data.features import (
-    Outcomes,
-    check_columns,
-    counted,
-    days,
-    encoded,
-    gaps,
-    inferred,
-    names_of,
-    outcomes,
-    shared,
-    texts,
-)
 from cfl_flare.data.files import find
 from cfl_flare.data.frames import Reading, read_frame
 from cfl_flare.data.preparation import UNSAID, Preparation, Scaling
@@ -41,8 +29,6 @@ if TYPE_CHECKING:
 
 # A number of a period that is larger is a date or a year, from which none is counted.
 MOST_PERIODS = 1000
-
-
 # Settings that name columns of different meaning.
 PURPOSES = ("label", "key", "patient", "event", "group", "time", "split", "period")
 
@@ -160,18 +146,18 @@ class Table(Reading, NamedSource):
         """Both splits: features ``(n, d)`` float64, as `preparation` takes them, NaN where a value is missing."""
         path, frame, columns, labels = self._contents
         frame = frame[labels.rows]
-        x, _ = encoded(frame, columns, str(path))
+        x, _ = features.encoded(frame, columns, str(path))
         owners = self._names(frame, path, self.key, "owner")
         patients = self._names(frame, path, self.patient, "patient")
         samples = Samples(x, labels.y, owners, self._groups(frame), patients, self._periods(frame, path))
         samples.check(str(path), missing=True)
         split = self._read.split
         if split is not None:
-            train, test = split_as_named(samples, texts(frame[split]), f"{path}: column {split!r}")
+            train, test = split_as_named(samples, features.texts(frame[split]), f"{path}: column {split!r}")
         elif self.time is None:
             train, test = split_by_class(samples, self.test_share, self.seed)
         else:
-            when = days(frame[self.time], f"{path}: column {self.time!r}")
+            when = features.days(frame[self.time], f"{path}: column {self.time!r}")
             train, test = split_by_time(samples, when, self.test_share, self.first_days, str(path))
         return train.check(f"{path}: training", missing=True), test.check(f"{path}: test", missing=True, fewest=0)
 
@@ -186,11 +172,11 @@ class Table(Reading, NamedSource):
         return [name for name in columns if name]
 
     @cached_property
-    def _contents(self) -> tuple[Path, pd.DataFrame, Columns, Outcomes]:
+    def _contents(self) -> tuple[Path, pd.DataFrame, Columns, features.Outcomes]:
         """The file, its table, what the columns mean, and the labels; read once, for all participants."""
         path = find(self.path, "data table")
         frame, columns = self._frame(path)
-        return path, frame, columns, outcomes(frame, path, columns, self.event, self.unlabelled == "leave")
+        return path, frame, columns, features.outcomes(frame, path, columns, self.event, self.unlabelled == "leave")
 
     def _frame(self, path: Path) -> tuple[pd.DataFrame, Columns]:
         """The table, and what its columns mean, with all that this source says of them."""
@@ -204,19 +190,19 @@ class Table(Reading, NamedSource):
         ways_out |= {name: setting for setting, name in settings.items() if name}
         for name, way_out in ways_out.items():
             if name not in frame:
-                there = f"it has {names_of(frame)}; set {way_out}"
+                there = f"it has {features.names_of(frame)}; set {way_out}"
                 variable = " together with CFL_DATA" if "CFL" in way_out else ""
                 raise ColumnsError(f"{path}: no column {shown(name)}; {there}{variable}")
         known = [self._label(), *self._others()]
         if agreed is not None:
-            check_columns(frame, agreed, str(path), [*known, *leave])
+            features.check_columns(frame, agreed, str(path), [*known, *leave])
             columns = agreed
         else:
-            features = [name for name in self.take or frame if name not in known and name not in leave]
-            if not features:
-                there = names_of(frame)
+            names = [name for name in self.take or frame if name not in known and name not in leave]
+            if not names:
+                there = features.names_of(frame)
                 raise DataError(f"{path}: no column besides {known[0]!r} that could be a feature; it has {there}")
-            columns = inferred(frame[features], str(path), self.categories or (), self.missing)
+            columns = features.inferred(frame[names], str(path), self.categories or (), self.missing)
         leave = tuple(dict.fromkeys((*columns.leave, *leave)))
         return frame, replace(columns, label=self._label(), leave=leave, **asdict(self._read))
 
@@ -225,8 +211,8 @@ class Table(Reading, NamedSource):
         """The name of each row's owner, or patient, which is ``who``; None without a column."""
         if column is None:
             return None
-        names, missing = frame[column].to_numpy(), np.flatnonzero(texts(frame[column]).isna())
-        if len(missing):
+        names = frame[column].to_numpy()
+        if len(missing := np.flatnonzero(features.texts(frame[column]).isna())):
             row = frame.index[missing[0]] + 1
             raise DataError(f"{path}: column {column!r}: row {row} has no {who}; fill it in or leave the row out")
         if names.dtype.kind == "f":
@@ -239,8 +225,8 @@ class Table(Reading, NamedSource):
             return None
         values = frame[name].to_numpy()
         numbers = values if values.dtype.kind in "iuf" else np.full(len(values), np.nan)
-        wrong = np.flatnonzero(~((numbers >= 0) & (numbers <= MOST_PERIODS) & (numbers == np.floor(numbers))))
-        if len(wrong):
+        valid = (numbers >= 0) & (numbers <= MOST_PERIODS) & (numbers == np.floor(numbers))
+        if len(wrong := np.flatnonzero(~valid)):
             row, value = frame.index[wrong[0]] + 1, shown(values[wrong[0]])
             wanted = f"should be a whole number in 0..{MOST_PERIODS:,}; number the periods from 0, alike at all sites"
             raise DataError(f"{path}: column {name!r}: row {row} holds {value}, which {wanted}")
@@ -257,7 +243,7 @@ class Table(Reading, NamedSource):
         if self.group is None:
             return None
         path, frame, _, labels = self._contents
-        names = sorted({*texts(frame[labels.rows][self.group]).dropna()})
+        names = sorted({*features.texts(frame[labels.rows][self.group]).dropna()})
         several = f"{path}: column {self.group!r} names {len(names)} groups; a site has one: leave group out"
         require(len(names) == 1, several, DataError)
         return str(names[0])
@@ -284,11 +270,11 @@ class Table(Reading, NamedSource):
     def described(self) -> list[str]:
         path, frame, columns, labels = self._contents
         labelled = frame[labels.rows]
-        _, unknown = encoded(labelled, columns, str(path))
+        _, unknown = features.encoded(labelled, columns, str(path))
         used = {*(c.column for c in columns.columns), self._label(), *self._others()}
         aside = [name for name in frame if name not in used]
         lines = [f"{len(frame.columns)} columns, {len(columns.features)} features", *(c.line for c in columns.columns)]
-        lines += gaps(labelled, columns)
+        lines += features.gaps(labelled, columns)
         if self.patient is not None:
             lines.append(f"{self.patient}: {labelled[self.patient].nunique()} patients, of {len(labelled)} rows")
         if aside:
@@ -315,10 +301,10 @@ class Table(Reading, NamedSource):
         train, _ = self.load()  # each value is read, and is what its column holds
         columns = columns.measured(train.x, fewest, train.patient) if scale else columns
         if self.agreed_columns is None:
-            columns = shared(columns, frame, fewest, self.patient)
+            columns = features.shared(columns, frame, fewest, self.patient)
         if columns.classes:
             return columns
-        counts = counted(frame, self._label(), self.patient)
+        counts = features.counted(frame, self._label(), self.patient)
         return replace(columns, classes=tuple(name for name in labels.names if counts[name] >= fewest))
 
     def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation:
