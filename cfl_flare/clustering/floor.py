@@ -138,7 +138,6 @@ class Census:
     """Who is where in a round, and what a cluster needs.
 
     Attributes:
-        sites: the site of each participant.
         moved: participants that `Sizes` kept out of their best cluster, with that; it fills while a round assigns.
     """
 

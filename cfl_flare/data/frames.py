@@ -171,12 +171,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 def _of_text(
-    path: Path,
-    content: bytes,
-    names: Sequence[str],
-    absent: Sequence[str],
-    reading: Reading,
-    as_text: Sequence[str],
+    path: Path, content: bytes, names: Sequence[str], absent: Sequence[str], reading: Reading, as_text: Sequence[str]
 ) -> pd.DataFrame:
     import pandas as pd
 

@@ -38,10 +38,7 @@ def silently() -> Iterator[None]:
 
 
 def decoded(
-    files: Sequence[Any],
-    label: Callable[[int], str],
-    size: tuple[int, int] | None = None,
-    channels: int | None = None,
+    files: Sequence[Any], label: Callable[[int], str], size: tuple[int, int] | None = None, channels: int | None = None
 ) -> np.ndarray:
     """Images that Pillow decodes, uint8 ``(n, channels, height, width)``.
 
