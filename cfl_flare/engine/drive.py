@@ -58,11 +58,9 @@ class Transport(Protocol):
 
     def only_train(self, server: Server) -> Collection[str]:
         """Participants that cannot measure a model without training it."""
-        ...
 
     def exchange(self, server: Server, tasks: Mapping[str, Task]) -> bool:
         """Sends each participant its task, and hands each result to the server. False if the job was aborted."""
-        ...
 
 
 def drive(server: Server, transport: Transport, checkpoints: Checkpoints, until: int | None = None) -> bool:

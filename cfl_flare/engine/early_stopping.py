@@ -64,11 +64,7 @@ class EarlyStopping:
 
     @classmethod
     def of(cls, key_metric: str | None, mode: str | None, stop_cond: str | None, patience: int | None) -> EarlyStopping:
-        """Builds it from a run's settings, each of which is valid by itself.
-
-        Raises:
-            ConfigError: the condition cannot be parsed, or the settings contradict each other.
-        """
+        """Builds it from a run's settings; a ConfigError for a condition that is none, or if they contradict."""
         key_metric = ACCURACY if key_metric is None else key_metric
         stop = None if stop_cond is None else Condition.parse(stop_cond)
         watched = None if stop is None else stop.metric.name.replace("served_", "")

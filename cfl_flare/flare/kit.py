@@ -167,11 +167,7 @@ def console_change(local: Path) -> Change:
 
 
 def privacy_change(local: Path) -> Change:
-    """The change after which nothing of a training script leaves that is not in the ledger of privacy.
-
-    Raises:
-        ConfigError: the kit's privacy policy is none of FLARE's.
-    """
+    """The change after which nothing of a script leaves that is not in the ledger; a ConfigError for no such policy."""
     file = local / PRIVACY
     try:
         before = read_json(file) if file.exists() else None

@@ -123,11 +123,7 @@ def state_root(fl_ctx: FLContext) -> Path:
 
 
 def store_for(run_name: str, fl_ctx: FLContext) -> Store:
-    """This site's store of a run; that of a real site survives a power failure.
-
-    Raises:
-        ConfigError: the name is not a folder's, or points outside the state root.
-    """
+    """This site's store of a run, which survives a power failure at a real site; a ConfigError for no folder's name."""
     check_run_name(run_name, "run_name")
     root = state_root(fl_ctx)
     try:
@@ -164,10 +160,7 @@ SHARED = ("method", "model", "data", "training", "private", "seed", "run_name")
 def check_software(versions: Mapping[str, str], who: str, place: str) -> None:
     """Raises a SoftwareError if a version here and that of the job or the server differ in their first two numbers.
 
-    Args:
-        versions: of each package, as `SOFTWARE`; missing ones are not checked.
-        who: whose they are; the message begins with it.
-        place: the name of this server or site.
+    Missing versions are not checked. The message begins with ``who``, whose they are.
     """
     for package, version in SOFTWARE.items():
         other = versions.get(package, version)

@@ -41,11 +41,7 @@ COUNTS = "splits"
 
 
 def candidates_of(runs: Sequence[Mapping[str, Any]], policy: Any) -> dict[str, Candidate]:
-    """A job's runs, by name; the component ``policy`` says which classes a method may name.
-
-    Raises:
-        ConfigError: a name is no folder's, or given twice, or a method is wrong.
-    """
+    """A job's runs, by name, of classes that the component ``policy`` allows; a ConfigError for a wrong one."""
     candidates: dict[str, Candidate] = {}
     for run in runs:
         name = run["name"]

@@ -61,8 +61,6 @@ def check_signature(folder: Path, lineage: Lineage, root: Path | None) -> tuple[
     """Checks who signed a run's lineage.
 
     Args:
-        folder: the run's.
-        lineage: what its chain says.
         root: the project's ``rootCA.pem``, from a startup kit of one's own; None checks no certificate.
 
     Returns:

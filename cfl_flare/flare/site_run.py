@@ -152,11 +152,7 @@ class SiteRun:
             log_failure(self.log, what, failure_of(error), traceback.format_exc(), fl_ctx)
 
     def remember(self, number: int) -> str | None:
-        """Writes the participants' memories, if the method has any.
-
-        Returns:
-            Why they cannot be written; the run goes on with those in memory.
-        """
+        """Writes the participants' memories, if any; says why it cannot, and the run goes on with those in memory."""
         assert self._store is not None
         self._memory_round, site = number, self.site
         models = {f"{name}#{what}": p for name, memory in site.memory.items() for what, p in memory.items()}

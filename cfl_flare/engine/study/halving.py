@@ -53,23 +53,18 @@ class Trainer(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """Those of the hospitals."""
-        ...
 
     def search(self) -> Search:
         """Looks for the number of clusters."""
-        ...
 
     def private_layers(self, candidate: Candidate) -> str | None:
         """The layers that hospitals may keep with a candidate's method; None for none."""
-        ...
 
     def train(self, candidate: Candidate, rounds: int) -> None:
         """Trains a candidate until it has this many rounds; from where it is, not anew."""
-        ...
 
     def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
         """What every hospital measures of a candidate after these rounds, on ``validation`` or ``test`` samples."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -130,11 +130,7 @@ class Scripts:
         return {name for name in server.participants if not self._evaluates(name)}
 
     def exchange(self, server: Server, tasks: Mapping[str, Task]) -> bool:
-        """Has scripts measure, choose and train.
-
-        Raises:
-            ConfigError: in the first round, most scripts' loop does not suit a method in which sites choose.
-        """
+        """Has scripts measure, choose, train; a ConfigError if most scripts' loop does not suit in the first round."""
         unmeasured = self.only_train(server)
         if server.finished and unmeasured:
             self._remark(

@@ -62,11 +62,7 @@ def evaluates(script: str) -> bool:
 
 
 def check_evaluate(script: str, name: str) -> None:
-    """Checks the function that measures models: ``"client.evaluate"``, or ``"evaluate"`` in the script itself.
-
-    Raises:
-        ConfigError: neither the script nor a module in its folder has such a function.
-    """
+    """Raises a ConfigError if there is no function ``"client.evaluate"``, or ``"evaluate"`` in the script itself."""
     where, path = f"recipe: evaluate = {name!r}", evaluate_module(script, name)
     module, _, function = name.rpartition(".")
     named = function.isidentifier() and (not module or module.isidentifier())

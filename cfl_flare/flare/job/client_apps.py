@@ -49,9 +49,7 @@ class ClientApps:
     """The sites' part of a job.
 
     Args:
-        plan: the job's.
         shared: arguments of the executor that all sites have, as the job holds them.
-        executor: its class.
 
     Raises:
         ConfigError: private or excluded arrays that the model does not have, or that do not go with the method.

@@ -44,11 +44,7 @@ INITIAL = "initial_model.safetensors"
 
 
 def check_env(env: ExecEnv, plan: RunPlan, named: Sequence[str]) -> None:
-    """Checks that a job can run in an environment; ``named`` sites have settings of their own.
-
-    Raises:
-        ConfigError: too few or too many sites, or a folder in which FLARE's simulator cannot work.
-    """
+    """Raises a ConfigError if a job cannot run in an environment; ``named`` sites have settings of their own."""
     if not isinstance(env, (SimEnv, PocEnv)):
         plan.data.check_public(plan.reader)
         return  # the sites of a provisioned project are not known here
@@ -101,11 +97,7 @@ def trust(controller: Any) -> None:
 
 
 def check_floors(plan: RunPlan, named: Sequence[str] = ()) -> None:
-    """Refuses a job that real sites' floors would end before its first round; unknown sites may be enough.
-
-    Raises:
-        ConfigError: the method's models cannot be held back, or the sites are too few.
-    """
+    """Raises a ConfigError if real sites' floors would end a job before it begins; unknown sites may be enough."""
     if plan.job.resume_from is not None:
         return
     settings = plan.server.at_real_sites(plan.script.train_script is None)
