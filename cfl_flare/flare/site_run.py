@@ -78,10 +78,7 @@ class SiteRun:
         return results
 
     def measure(self, data: Site, task: RoundTask, keeps: bool, fl_ctx: FLContext) -> list[Result]:
-        """Measures models on the samples of ``data``; no participant remembers anything of it.
-
-        ``keeps`` says whether what participants are served is kept for the site's operator.
-        """
+        """Measures models on the samples of ``data``, and remembers nothing; ``keeps`` what participants are served."""
         did = f"{self.part or self.name} after {task.number} rounds: measured"
         return self._results(data, task, keeps, did, fl_ctx)
 

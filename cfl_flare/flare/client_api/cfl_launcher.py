@@ -74,9 +74,7 @@ class Measured:
     """FLARE's Client API, in which a function measures each model that the script is sent.
 
     Args:
-        inner: FLARE's own.
         name: of the function, which gets what ``flare.receive()`` returns, and returns its metrics by name.
-        script: the script.
     """
 
     def __init__(self, inner: Any, name: str, script: Path):

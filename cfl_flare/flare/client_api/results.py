@@ -56,22 +56,14 @@ class ScriptResults:
             self._unfit[name] = str(error)
 
     def check(self, trained: int) -> None:
-        """Checks the first round's results, of ``trained`` sites: no later one could use what most scripts send.
-
-        Raises:
-            ConfigError: the scripts, or the recipe, have to be changed; one site alone ends no job.
-        """
+        """Raises a ConfigError if no later round could use what the scripts of most of the ``trained`` sites send."""
         if 2 * len(self._unfit) > trained:
             site, reason = next(iter(self._unfit.items()))
             many = f"{len(self._unfit)} of {trained} sites"
             raise ConfigError(f"run: the script's results cannot be used, at {many}: {site}: {reason}")
 
     def update(self, result: FLModel, slot: str, chosen: bool = False) -> Update:
-        """The update of a script that was sent a ``slot``'s model; also notes its number of steps as its samples.
-
-        Raises:
-            PayloadError: it has no model, or one that does not fit.
-        """
+        """A script's update of the ``slot`` that it was sent; its steps are noted. A PayloadError if it does not fit."""
         server, name = self._server, result.meta["client_name"]
         if not isinstance(result.params, dict) or not result.params:
             raise PayloadError("no_update", "it sends no model: flare.send() an FLModel with params=model.state_dict()")

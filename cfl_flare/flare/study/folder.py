@@ -42,7 +42,6 @@ class StudyFolder:
         Raises:
             StoreError: the folder is in use.
             ConfigError: there is no study to resume, or it has other settings.
-            FileError: a file cannot be written.
         """
         for name in filter(None, (run_name, resume_from)):
             check_run_name(name)
