@@ -63,7 +63,7 @@ class ScriptResults:
             raise ConfigError(f"run: the script's results cannot be used, at {many}: {site}: {reason}")
 
     def update(self, result: FLModel, slot: str, chosen: bool = False) -> Update:
-        """A script's update of the ``slot`` that it was sent; its steps are noted. A PayloadError if it does not fit."""
+        """A script's update of the ``slot`` it was sent; its steps are noted. A PayloadError if it does not fit."""
         server, name = self._server, result.meta["client_name"]
         if not isinstance(result.params, dict) or not result.params:
             raise PayloadError("no_update", "it sends no model: flare.send() an FLModel with params=model.state_dict()")
