@@ -13,6 +13,7 @@ from cfl_flare.report.facts import participants, settings_table
 from cfl_flare.report.measures import cross_site, discrimination
 from cfl_flare.report.page import Section, Table, View, page, sections
 from cfl_flare.report.text import cut, interval, is_finite, named, number
+from cfl_flare.results.gate import gate_lines
 from cfl_flare.results.pseudonyms import DIGITS
 
 PARTS = ("method", "model", "training", "run", "private", "seed", "resumed_at")
@@ -163,8 +164,12 @@ def egress(of: Dossier) -> Section:
 
 
 def privacy(of: Dossier) -> Section:
-    text = "No differential privacy was used by cfl_flare, so there is no epsilon."
-    return Section("Differential privacy", [f"{text} Filters of single sites are not known."])
+    """What the run promised, and what attacks reached; or that cfl_flare used no differential privacy."""
+    none = (
+        [] if of.setting("training", "dp") else ["No differential privacy was used by cfl_flare: there is no epsilon"]
+    )
+    text = [f"{cut(line, 500)}." for line in (*none, *gate_lines(of.run.summary))]
+    return Section("Differential privacy", [*text, "Filters of single sites are not known."])
 
 
 def limits(of: Dossier) -> Section:

@@ -261,7 +261,8 @@ def other_formats(of: Dossier) -> Section:
     if of.formats is None:
         return Section("Other formats", ["The model was written in no other format; see --formats."])
     given = of.formats["input"]
-    rows = [("input", _tensor(given)), ("values of the input", given["values"]), ("in the graph", given["in_graph"])]
+    rows = [("input", _tensor(given)), ("values of the input", given.get("values"))]
+    rows += [("missing values", given.get("missing")), ("in the graph", given["in_graph"])]
     for output in of.formats["outputs"]:
         rows += [(f"output {output['name']}", _tensor(output)), (f"values of {output['name']}", output["values"])]
     rows += [("classes", ", ".join(of.formats["classes"]))] if of.formats["classes"] else []

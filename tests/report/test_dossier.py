@@ -11,11 +11,13 @@ from html import escape as html_escape
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.utils import canonicalize_name
 
 from cfl_flare.cli import main
+from cfl_flare.cli.predict import portable_of
 from cfl_flare.methods import METHODS
-from cfl_flare.report.dossier_view import ANNEX_IV, LEAVES, NOWHERE
+from cfl_flare.report.dossier_view import ANNEX_IV, LEAVES, NOWHERE, Dossier, other_formats
 from cfl_flare.results.bootstrap import read_draws
 from cfl_flare.results.pseudonyms import hidden, pseudonyms, rounded
 from cfl_flare.results.run_dir import load_run
@@ -323,6 +325,19 @@ def test_of_a_training_script_nothing_is_said_that_is_not_known(heart, tmp_path)
     (run / "summary.json").write_text(json.dumps({**summary, "train_script": "client.py"}))
     html = written(run, tmp_path / "out")
     assert "what it sent is not known here" in html and "Models that left a hospital" not in html
+
+
+def test_a_private_run_s_page_says_what_was_spent(tmp_path):
+    words = "run --loop --data heart --method fedavg --participants 4 --rounds 1 --task binary --dp epsilon=8 --out"
+    assert main([*words.split(), str(tmp_path / "run")]) == 0
+    html = written(tmp_path / "run" / "fedavg", tmp_path / "out", slot="global")
+    assert "epsilon at most 8, with delta = 1e-05" in html and "No differential privacy" not in html
+
+
+def test_a_table_s_description_says_what_is_missing_in_it(heart):
+    described = portable_of(heart / "clusters" / "global.safetensors", "cleveland").description(torch.zeros(2, 2))
+    (table,) = other_formats(Dossier(load_run(heart), "global", None, formats=described)).tables
+    assert ("missing values", "NaN") in [tuple(row) for row in table[1].rows]
 
 
 def test_another_format_is_beside_the_model_and_a_table_s_is_refused(heart, tmp_path, capfd):
