@@ -62,7 +62,7 @@ OUTSIDE = (
 REPORTS = (
     *("paired", "digits", "shared-sets", "family", "family-cifar10", "blood", "private"),
     *("fedac", "fedcuau", "feddsmic"),
-    *("rotations", "later-digits", "later-blood"),
+    *("rotations", "rotations-eight", "later-digits", "later-blood"),
 )
 COLUMNS = (
     "rounds",
