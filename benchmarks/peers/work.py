@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 
 class Share(NamedTuple):
-    """A participant's samples: images float32 ``(n, 1, 28, 28)`` in [0, 1], labels int64 ``(n,)``."""
+    """A participant's samples: images float32 ``(n, 1, 28, 28)`` in [-1, 1], as cfl_flare has them, labels int64."""
 
     x: Tensor
     y: Tensor
@@ -58,7 +58,7 @@ def shares_of(path: Path) -> list[Share]:
     arrays = np.load(path, allow_pickle=False)
     parts = []
     for split in ("train", "test"):
-        x = torch.from_numpy(arrays[f"{split}_images"]).float().div(255).unsqueeze(1)
+        x = torch.from_numpy(arrays[f"{split}_images"]).float().div(127.5).sub(1).unsqueeze(1)
         y, owner = (torch.from_numpy(arrays[f"{split}_{name}"]).long() for name in ("labels", "owner"))
         parts.append([(x[owner == i], y[owner == i]) for i in range(int(owner.max()) + 1)])
     return [Share(*train, *test) for train, test in zip(*parts)]
