@@ -169,7 +169,7 @@ def recipe_of(program: str, size: str, sites: int, rounds: int, file: Path) -> A
         method=PROGRAMS[program],
         model=model,
         data=Npz(str(file)),
-        participants=2 * sites if program.startswith("bank") else sites,  # a cluster each, at least
+        participants=max(12, 2 * sites) if program.startswith("bank") else sites,  # as many as models, at least
         partition={"partition": "iid"},
         num_rounds=rounds,
         min_clients=sites,
