@@ -123,7 +123,11 @@ def state_root(fl_ctx: FLContext) -> Path:
 
 
 def store_for(run_name: str, fl_ctx: FLContext) -> Store:
-    """This site's store of a run, which survives a power failure at a real site; a ConfigError for no folder's name."""
+    """This site's store of a run; that of a real site survives a power failure.
+
+    Raises:
+        ConfigError: the name is not a folder's, or points outside the state root.
+    """
     check_run_name(run_name, "run_name")
     root = state_root(fl_ctx)
     try:

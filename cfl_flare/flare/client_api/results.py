@@ -56,7 +56,11 @@ class ScriptResults:
             self._unfit[name] = str(error)
 
     def check(self, trained: int) -> None:
-        """Raises a ConfigError if no later round could use what the scripts of most of the ``trained`` sites send."""
+        """Checks the first round's results, of ``trained`` sites: no later one could use what most scripts send.
+
+        Raises:
+            ConfigError: the scripts, or the recipe, have to be changed; one site alone ends no job.
+        """
         if 2 * len(self._unfit) > trained:
             site, reason = next(iter(self._unfit.items()))
             many = f"{len(self._unfit)} of {trained} sites"
