@@ -213,6 +213,14 @@ def test_what_pages_take_from_the_code_and_the_reports_is_current(monkeypatch):
         assert hooks.filled(text).split() == text.split(), f"{page.name}: run python docs/hooks.py"
 
 
+def test_the_site_leads_to_every_report():
+    # The documentation's build would warn of it, and so fail.
+    written = [path for path in reports.makers() if path.endswith(".md")]
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert len(written) > 20
+    assert [path for path in written if f" {path}\n" not in navigation] == []
+
+
 def test_every_penalty_has_its_settings_on_their_page():
     page = DOCS / "methods" / "penalties.md"
     specs = [s for s in first_column(page) if parse_spec(s)[0] in PENALTIES]
