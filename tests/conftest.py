@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,27 @@ DEPLOYMENTS = (
 torch.set_num_threads(1)
 
 
+def only_slow(config: pytest.Config) -> bool:
+    return bool(config.option.markexpr == "slow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The slow tests' processes of FLARE are forked from one that has imported PyTorch, which all workers share."""
+    if only_slow(config):
+        from tests import warm
+
+        if not os.environ.get(warm.SOCKET):
+            config.add_cleanup(warm.start())
+        subprocess.Popen = warm.Popen  # type: ignore[misc]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A worker for slow tests imports no file that has none."""
+    if only_slow(config) and collection_path.suffix == ".py" and "mark.slow" not in collection_path.read_text():
+        return True
+    return None
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Fast tests of a file go to one worker, which makes their fixtures once; slow ones go to whoever is free.
@@ -35,22 +57,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            together = file in DEPLOYMENTS or self.config.option.markexpr != "slow"
+            together = file in DEPLOYMENTS or not only_slow(self.config)
             return file if together else nodeid
 
     return Scheduling(config, log)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def warm_processes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The slow tests' processes of FLARE need not import PyTorch each."""
-    from tests.warm import started
-
-    if request.config.option.markexpr != "slow":
-        yield
-        return
-    with started(tmp_path_factory.mktemp("warm")):
-        yield
 
 
 @pytest.fixture

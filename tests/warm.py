@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FLARE's processes, forked from one that has imported PyTorch and FLARE, so that each saves seconds of importing.
 
-A job in the simulator starts three processes at least. An import of PyTorch takes most of such a start. `started` runs
+A job in the simulator starts three processes at least. An import of PyTorch takes most of such a start. `start` runs
 this file as a server, which imports what other people wrote, and nothing of ``cfl_flare``. `Popen` takes the place of
 `subprocess.Popen`: where ``CFL_WARM`` names the server's socket, it asks for a fork that becomes the process. That
 process imports the package from its own path, with its own arguments, folder, environment, session and files.
@@ -18,13 +18,15 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,51 +141,50 @@ def started_by(pid: int) -> list[psutil.Process]:
     return running
 
 
-@contextlib.contextmanager
-def started(folder: Path) -> Iterator[str]:
-    """A server, which this process and those that come from it ask while the context lasts."""
-    address = str(folder / "warm")
-    env = {key: value for key, value in os.environ.items() if key not in (SOCKET, "PYTHONPATH")}
-    server = PLAIN([sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+def start() -> Callable[[], None]:
+    """Starts a server, which this process and those that come from it ask; returns what ends it."""
+    folder = Path(tempfile.mkdtemp(prefix="warm-"))
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, __file__, str(folder / "warm")]
+    server = PLAIN(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
     assert server.stdin and server.stdout
     server.stdout.readline()
-    subprocess.Popen, os.environ[SOCKET] = Popen, address  # type: ignore[misc]
-    try:
-        yield address
-    finally:
-        subprocess.Popen = PLAIN  # type: ignore[misc]
+    write_commands(folder / "bin")
+    os.environ[SOCKET] = str(folder / "warm")
+
+    def end() -> None:
         os.environ.pop(SOCKET, None)
         server.stdin.close()
         server.wait(60)
+        shutil.rmtree(folder)
+
+    return end
 
 
-def commands() -> str:
-    """A folder with commands ``cfl-flare`` and ``nvflare`` that are forked, for those who type them; empty if none."""
-    if not os.environ.get(SOCKET):
-        return ""
-    folder = Path(os.environ[SOCKET]).with_name("bin")
-    folder.mkdir(exist_ok=True)
+def write_commands(folder: Path) -> None:
+    """Commands ``cfl-flare`` and ``nvflare`` that are forked, for those who type them."""
+    folder.mkdir()
     for name, code in zip(("cfl-flare", "nvflare"), COMMANDS):
         path, root = folder / name, str(Path(__file__).parents[1])
         run = f"import sys; {code}; sys.exit(main())"
         path.write_text(SHIM.format(python=sys.executable, root=root, code=run))
         path.chmod(0o755)
-    return str(folder)
+
+
+def commands() -> str:
+    """The folder of the commands; empty if there is no server."""
+    return str(Path(os.environ[SOCKET]).with_name("bin")) if os.environ.get(SOCKET) else ""
 
 
 # ---- The server ----
 
 
-def serve(address: str) -> dict[str, Any]:
+def serve(listener: socket.socket) -> dict[str, Any]:
     """Forks until its standard input ends; returns in each fork, with what was asked of it."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen(64)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    print("ready", flush=True)
     running: dict[int, socket.socket] = {}
     while True:
         ready = select.select([listener, woken, 0], [], [])[0]
@@ -269,12 +270,16 @@ def run(request: Mapping[str, Any], base: Sequence[str]) -> None:
 def main() -> None:
     """The server's process."""
     base = sys.path[1:]
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(sys.argv[1])
+    listener.listen(64)
+    print("listens", flush=True)  # who asks earlier than it has imported everything waits
     for name in IMPORTED:
         importlib.import_module(name)
     subprocess.Popen = Popen  # type: ignore[misc]
     gc.collect()
     gc.freeze()
-    request = serve(sys.argv[1])
+    request = serve(listener)
     import numpy as np
     import torch
 

@@ -63,13 +63,14 @@ class Faulty(Deployment):
     def after(self, name: str, rounds: int) -> None:
         until(f"round {rounds} of {name}", lambda: self.rounds(name) >= rounds)
 
-    def restart(self, name: str, inside: tuple[str, ...] = ()) -> None:
-        """The daemon's part: the client was killed, and is started again."""
-        before = self.registrations(name)
-        if name in self.processes:
+    def restart(self, *names: str, inside: tuple[str, ...] = ()) -> None:
+        """The daemon's part: clients were killed, and are started again."""
+        before = {name: self.registrations(name) for name in names}
+        for name in self.processes.keys() & names:
             self.kill(name)
-        self.start(name, inside=inside)
-        self.until_registered(name, before)
+        self.start(*names, inside=inside)
+        for name in names:
+            self.until_registered(name, before[name])
 
     @contextmanager
     def paused(self, name: str) -> Iterator[None]:
@@ -139,8 +140,7 @@ def test_late_slow_and_absent_hospitals(trial):
 @pytest.fixture
 def everyone(trial) -> None:
     """All hospitals but the fourth are there, also if a test runs alone."""
-    for site in {ONE, TWO, THREE} - trial.processes.keys():
-        trial.restart(site)
+    trial.restart(*{ONE, TWO, THREE} - trial.processes.keys())
 
 
 @pytest.fixture(scope="module")
@@ -259,13 +259,12 @@ def test_a_script_crashes_and_a_hospital_goes_for_good(trial, everyone, monkeypa
     assert run.rounds[-1]["failed"] == {TWO: LOST, THREE: "OSError in its script"}
 
 
-def test_a_second_process_under_a_hospitals_identity_costs_that_hospital_the_job_and_nobody_else(trial, everyone):
+def test_a_second_process_under_a_hospitals_identity_costs_that_hospital_the_job_and_nobody_else(trial):
     """FLARE's preflight check of a running client takes its token: the client is heard, and gets no task.
 
     The check starts the kit's client for five seconds. Here it stays until it has registered, however slow the machine.
     """
-    for site in (ONE, TWO, THREE):
-        trial.restart(site)
+    trial.restart(ONE, TWO, THREE)
     before, client = trial.registrations(ONE), trial.processes.pop(ONE)
     trial.start(ONE)
     trial.until_registered(ONE, before)
