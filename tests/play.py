@@ -97,7 +97,7 @@ def play(
     crowd = [Participant(d.name, "local", len(d.train), d.group) for d in hosted]
     public = site.runtime.division.public
     state = method.start(
-        lambda i: untrained(make_model, settings.seed, first + i).within(public), [p.name for p in crowd]
+        lambda i: untrained(make_model, settings.seed, first + i).take(public), [p.name for p in crowd]
     )
     server = Server(method, public, crowd, settings, state)
     played, records = [], []

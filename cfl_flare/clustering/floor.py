@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clusters of a fewest number of sites and samples: the cheapest assignment that has no smaller one.
 
-Also sums of too few members to be told, which follow from several means by subtraction.
-
 A cluster's model of a single hospital reveals something of its data. K-means with minimum sizes (Bradley, Bennett and
 Demiriz 2000) keeps clusters large enough while it assigns, where merging small ones afterwards would dissolve them.
 """
@@ -14,14 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations, repeat
-from math import comb
+from itertools import repeat
 from typing import Any, TypeVar
 
 import numpy as np
 
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import DifferenceError
 
 K = TypeVar("K")
 # A mean in which one site has more than this share is that site's model, a little moved.
@@ -30,8 +26,6 @@ LARGEST_SHARE = 0.5
 LARGEST = 1e4
 # What rounding leaves of a number of sites.
 ROUNDED = 1e-9
-# More groups than this take minutes to look at.
-MOST_GROUPS = 2_000_000
 
 
 class Mixture(int):
@@ -304,50 +298,3 @@ def _scaled(costs: np.ndarray) -> np.ndarray:
     extra = finite - best[:, None]
     most = np.nanmax(extra, initial=0.0) or 1.0
     return np.asarray(np.nan_to_num(extra / most * LARGEST, nan=10 * LARGEST))
-
-
-def exposed(sums: Collection[Collection[str]], floor: int) -> set[frozenset[str]]:
-    """The smallest groups of fewer than ``floor`` members whose weighted sum follows from these sums.
-
-    All combinations of sums count, not differences of two alone. Members with the same shares of all sums cannot be
-    told apart, so they count as one class. A group follows if the space that the sums span has a vector in it.
-
-    Args:
-        sums: the members of each; in a mapping, each member's share.
-        floor: the fewest members of whom a sum may follow.
-
-    Raises:
-        DifferenceError: there are too many groups to look at.
-
-    >>> four, three = frozenset("abcd"), frozenset("abc")
-    >>> exposed([four, three], 3), exposed([four], 3)
-    ({frozenset({'d'})}, set())
-    >>> frozenset("c") in exposed([frozenset("abc"), frozenset("cde"), frozenset("abde")], 2)  # from all three alone
-    True
-    >>> exposed([{"a": 1, "b": 1, "c": 0.5}, {"a": 1, "b": 1, "c": 0.25}], 2)
-    {frozenset({'c'})}
-    """
-    shares = [of if isinstance(of, Mapping) else dict.fromkeys(of, 1.0) for of in sums]
-    classes: dict[tuple[float, ...], list[str]] = {}
-    for member in sorted(frozenset().union(*shares)):
-        classes.setdefault(tuple(of.get(member, 0.0) for of in shares), []).append(member)
-    small = [i for i, members in enumerate(classes.values()) if len(members) < floor]
-    if not small:
-        return set()
-    many = sum(comb(len(small), count) for count in range(1, floor))
-    if many > MOST_GROUPS:
-        raise DifferenceError(
-            f"{len(sums)} means leave {many:,} groups of fewer than {floor} sites to look at, above {MOST_GROUPS:,}. "
-            "So nobody knows whether a model of few follows; lower min_sites_per_cluster, or take another seed"
-        )
-    rows, names = np.array([*classes], np.float64), [*classes.values()]
-    projector = rows @ np.linalg.pinv(rows)
-    groups: set[frozenset[str]] = set()
-    for count in range(1, floor):
-        for chosen in combinations(small, count):
-            group = frozenset(name for i in chosen for name in names[i])
-            if len(group) >= floor or any(known <= group for known in groups):
-                continue
-            if np.linalg.eigvalsh(projector[np.ix_(chosen, chosen)])[-1] > 1 - 1e-6:  # of 1: the sum follows exactly
-                groups.add(group)
-    return groups

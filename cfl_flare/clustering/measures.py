@@ -167,13 +167,6 @@ def thresholds(values: Mapping[str, float], bins: Mapping[str, int], k: int) -> 
     return [max((values[name] for name, bin_ in bins.items() if bin_ <= i), default=0.0) for i in range(k - 1)]
 
 
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Logarithms of the predicted probabilities over the last axis, float64; finite for all finite logits."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
 def divergences(models: np.ndarray, centres: np.ndarray) -> np.ndarray:
     """Kullback-Leibler divergence from each centre's predictions to each model's, summed over samples (FedDSMIC Eq. 6).
 
@@ -186,8 +179,10 @@ def divergences(models: np.ndarray, centres: np.ndarray) -> np.ndarray:
     >>> divergences(models, centres).round(4)  # 0.5 log(0.5/0.25) + 0.5 log(0.5/0.75)
     array([[0.    , 0.1438]])
     """
+    from scipy.special import log_softmax
+
     with np.errstate(invalid="ignore", over="ignore"):
-        log_models, log_centres = log_softmax(models), log_softmax(centres)
+        log_models, log_centres = (log_softmax(logits.astype(np.float64), axis=-1) for logits in (models, centres))
         probabilities = np.exp(log_models)
         distances = np.stack(
             [(probabilities * (log_models - log_centre)).sum(axis=(1, 2)) for log_centre in log_centres], axis=1
@@ -234,16 +229,3 @@ def mapped(models: Sequence[np.ndarray], along: np.ndarray) -> np.ndarray:
     """
     starts = range(0, len(models), ROWS)
     return np.concatenate([np.stack(models[i : i + ROWS]) @ along.T for i in starts]).astype(np.float64)
-
-
-def similarity(models: np.ndarray, centres: np.ndarray, kind: str = "lrcos") -> np.ndarray:
-    """Similarity of projected models ``(m, D)`` and centres ``(K, D)``, ``(m, K)``; the largest is the nearest.
-
-    It is ``"lrcos"``, the cosine (FedAC Eq. 4), or ``"l2"``, minus the Euclidean distance (its ablation).
-
-    >>> similarity(np.array([[2.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 1.0]])).tolist()
-    [[1.0, 0.0]]
-    """
-    from sklearn.metrics.pairwise import cosine_similarity, euclidean_distances
-
-    return np.asarray(cosine_similarity(models, centres) if kind == "lrcos" else -euclidean_distances(models, centres))

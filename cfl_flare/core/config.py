@@ -270,6 +270,34 @@ def build(
     return from_dict(cls, args, f"{what} {name}")
 
 
+def build_named(
+    spec: Mapping[str, Any] | str,
+    key: str,
+    known: Mapping[str, Any],
+    base: type[T],
+    authorize: Callable[[str], None] | None = None,
+) -> T:
+    """What a job names, with its settings: one of the ``known`` classes, or ``"package.Class"``, which is a ``base``.
+
+    Args:
+        spec: ``{key: name, setting: value, ...}``, or ``"name:setting=value"``.
+        authorize: as for `build`.
+    """
+    settings = as_spec(spec, key)
+    name = settings.pop(key, None)
+    if isinstance(name, str) and name in known:
+        return from_dict(known[name], settings, f"{key} {name}")
+    if isinstance(name, str) and "." in name:
+        return build({"class_path": name, "args": settings}, base, key, authorize)
+    raise ConfigError(f"{key} {name!r} is unknown; there are {', '.join(known)}, or package.Class")
+
+
+def name_of(obj: Any, key: str, known: Mapping[str, Any]) -> str:
+    """The name by which `build_named` finds the class of an object."""
+    name: str = obj.name
+    return name if known.get(name) is type(obj) else class_path(obj, key)
+
+
 def made_by(named: Any) -> Any:
     """The class itself, or the one of its own module that a function is annotated to return; None if there is none."""
     if not inspect.isfunction(named):

@@ -275,13 +275,11 @@ class Params:
         return {**arrays, **{name: arrays[entry] for name, entry in self.layout.tied}}
 
     def take(self, layout: Layout) -> Params:
-        """A part of the model, with that part's layout."""
+        """A part of the model, with that part's layout; the model itself where the part is all of it."""
+        if layout == self.layout:
+            return self
         arrays = self.arrays()
         return layout.pack({e.name: arrays[e.name] for e in layout.entries})
-
-    def within(self, layout: Layout) -> Params:
-        """The same; the model itself where the part is all of it."""
-        return self if self.layout == layout else self.take(layout)
 
     def part(self, role: str | Sequence[str]) -> Array:
         """Some of the parameters as one vector, float32, a view where they lie together; see `Layout.select`."""

@@ -74,9 +74,9 @@ class Division:
 
     def complete(self, first: Callable[[], Params]) -> Callable[[Params], Params] | None:
         """Adds what stays to models that travel, as in the run's ``first`` model; None where nothing stays."""
-        if not self.names:
+        if self.private is None:
             return None
-        private = first().take(self.layout.restricted(self.names))
+        private = first().take(self.private)
         return lambda model: self.joined(model, private)
 
 

@@ -1,19 +1,25 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""No single voice decides: bounds of weights by their share of all, and of values by their distance from the others."""
+"""No single voice decides, and none can be told: bounds of weights, of values, and of what sums of members reveal."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
+from itertools import combinations
+from math import comb
 from typing import TypeVar
 
 import numpy as np
+
+from cfl_flare.core.errors import DifferenceError
 
 K = TypeVar("K", bound=Hashable)
 # A value counts as at most this many median deviations away from the median.
 REACH = 5.0
 # Among fewer values, the outlier cannot be told.
 FEWEST_VALUES = 3
+# More groups than this take minutes to look at.
+MOST_GROUPS = 2_000_000
 
 
 def capped(weights: Mapping[K, float], share: float) -> dict[K, float]:
@@ -73,3 +79,50 @@ def reached(values: np.ndarray, among: np.ndarray) -> np.ndarray:
     middle = np.median(among)
     reach = REACH * np.median(np.abs(among - middle))
     return np.clip(values, middle - reach, middle + reach)
+
+
+def exposed(sums: Collection[Collection[str]], floor: int) -> set[frozenset[str]]:
+    """The smallest groups of fewer than ``floor`` members whose weighted sum follows from these sums.
+
+    All combinations of sums count, not differences of two alone. Members with the same shares of all sums cannot be
+    told apart, so they count as one class. A group follows if the space that the sums span has a vector in it.
+
+    Args:
+        sums: the members of each; in a mapping, each member's share.
+        floor: the fewest members of whom a sum may follow.
+
+    Raises:
+        DifferenceError: there are too many groups to look at.
+
+    >>> four, three = frozenset("abcd"), frozenset("abc")
+    >>> exposed([four, three], 3), exposed([four], 3)
+    ({frozenset({'d'})}, set())
+    >>> frozenset("c") in exposed([frozenset("abc"), frozenset("cde"), frozenset("abde")], 2)  # from all three alone
+    True
+    >>> exposed([{"a": 1, "b": 1, "c": 0.5}, {"a": 1, "b": 1, "c": 0.25}], 2)
+    {frozenset({'c'})}
+    """
+    shares = [of if isinstance(of, Mapping) else dict.fromkeys(of, 1.0) for of in sums]
+    classes: dict[tuple[float, ...], list[str]] = {}
+    for member in sorted(frozenset().union(*shares)):
+        classes.setdefault(tuple(of.get(member, 0.0) for of in shares), []).append(member)
+    small = [i for i, members in enumerate(classes.values()) if len(members) < floor]
+    if not small:
+        return set()
+    many = sum(comb(len(small), count) for count in range(1, floor))
+    if many > MOST_GROUPS:
+        raise DifferenceError(
+            f"{len(sums)} means leave {many:,} groups of fewer than {floor} sites to look at, above {MOST_GROUPS:,}. "
+            "So nobody knows whether a model of few follows; lower min_sites_per_cluster, or take another seed"
+        )
+    rows, names = np.array([*classes], np.float64), [*classes.values()]
+    projector = rows @ np.linalg.pinv(rows)
+    groups: set[frozenset[str]] = set()
+    for count in range(1, floor):
+        for chosen in combinations(small, count):
+            group = frozenset(name for i in chosen for name in names[i])
+            if len(group) >= floor or any(known <= group for known in groups):
+                continue
+            if np.linalg.eigvalsh(projector[np.ix_(chosen, chosen)])[-1] > 1 - 1e-6:  # of 1: the sum follows exactly
+                groups.add(group)
+    return groups

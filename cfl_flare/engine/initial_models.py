@@ -137,7 +137,7 @@ def initial_models(
     indices: dict[bytes, int] = {}
 
     def drawn(index: int) -> Params:
-        model = untrained(make_model, seed, index).within(layout)
+        model = untrained(make_model, seed, index).take(layout)
         first = indices.setdefault(hashlib.sha256(model.vector.data).digest(), index)
         require(
             first == index,

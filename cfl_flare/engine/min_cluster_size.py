@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cfl_flare.clustering.floor import Census, Floor, Mixture, exposed, memberships
+from cfl_flare.clustering.floor import Census, Floor, Mixture, memberships
 from cfl_flare.clustering.kmeans import squared_distances
 from cfl_flare.clustering.measures import points
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import append, json_lines, make_folder
+from cfl_flare.core.shares import exposed
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.state import heads, shares_in

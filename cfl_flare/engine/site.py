@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from copy import copy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Method, Update
 from cfl_flare.methods.slots import joined, split
 from cfl_flare.training import privacy
-from cfl_flare.training.dp_learner import DPLearner, check_training, seeded
+from cfl_flare.training.dp_learner import DPLearner, check_training
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.learner import Learner
@@ -123,7 +123,8 @@ class Site:
         if self._secret:
             return lambda purpose: privacy.SystemRandomness()
         drawer = self.hosted[participant].stream or participant
-        return seeded(partial(stream, self.runtime.seed, drawer, round_number))
+        # The same each time, and so no protection. Each purpose has one generator, whose draws go on from call to call.
+        return cache(partial(stream, self.runtime.seed, drawer, round_number))
 
     def samples(self, participant: str) -> int:
         """The number of training samples that a participant says it has: with dp, a noisy one, of its patients."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cfl_flare.clustering.floor import Mixture
-from cfl_flare.core.config import build, class_path, from_dict, require, require_whole
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.config import build_named, from_dict, name_of, require, require_whole
 from cfl_flare.methods.auto_k import AUTO, AutoK, automatic
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.cam import CAM
@@ -23,10 +22,9 @@ from cfl_flare.methods.drift import FedDrift
 from cfl_flare.methods.dsmic import FedDS, FedDSMIC
 from cfl_flare.methods.ensemble import Ensemble
 from cfl_flare.methods.fedac import FedAC
-from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local, PerFedAvg
+from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Groups, Local, PerFedAvg
 from cfl_flare.methods.fedsoft import FedSoft
 from cfl_flare.methods.flux import FLUX
-from cfl_flare.methods.groups import Groups
 from cfl_flare.methods.hierarchy import FLHC, FedGroup
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
@@ -127,16 +125,12 @@ def build_method(spec: Mapping[str, Any], authorize: Callable[[str], None] | Non
     """
     settings = {key: _built(key, value, authorize) for key, value in spec.items()}
     name = settings.pop("method", None)
-    if isinstance(name, str) and name in METHODS:
-        if settings.get("k") == AUTO:
-            return automatic(METHODS[name], settings, f"method {name}")
-        return from_dict(METHODS[name], settings, f"method {name}")
+    if isinstance(name, str) and name in METHODS and settings.get("k") == AUTO:
+        return automatic(METHODS[name], settings, f"method {name}")
     if isinstance(name, str) and name in COMBINATIONS:
         return COMBINATIONS[name].build(settings)
-    if isinstance(name, str) and "." in name:
-        return build({"class_path": name, "args": settings}, Method, "method", authorize)  # type: ignore[type-abstract]
-    known = ", ".join((*METHODS, *COMBINATIONS))
-    raise ConfigError(f"method {name!r} is unknown; there are {known}, or package.Class")
+    known = {**METHODS, **COMBINATIONS}
+    return build_named({"method": name, **settings}, "method", known, Method, authorize)  # type: ignore[type-abstract]
 
 
 def _built(key: str, value: Any, authorize: Callable[[str], None] | None) -> Any:
@@ -149,10 +143,7 @@ def _built(key: str, value: Any, authorize: Callable[[str], None] | None) -> Any
 
 def describe_method(method: Method) -> dict[str, Any]:
     """The dictionary from which `build_method` builds this method again."""
-    cls = type(method)
-    known = METHODS.get(method.name) is cls
-    name = method.name if known else class_path(method, "method")
-    return {"method": name, **_fields(method)}
+    return {"method": name_of(method, "method", METHODS), **_fields(method)}
 
 
 def _fields(obj: Any) -> dict[str, Any]:
@@ -164,8 +155,7 @@ def _described(value: Any) -> Any:
     if isinstance(value, Method):
         return describe_method(value)
     if isinstance(value, Penalty):
-        known = PENALTIES.get(value.name) is type(value)
-        return {"penalty": value.name if known else class_path(value, "penalty"), **_fields(value)}
+        return {"penalty": name_of(value, "penalty", PENALTIES), **_fields(value)}
     if isinstance(value, Mapping):
         return dict(value)
     return [_described(v) for v in value] if isinstance(value, tuple) else value

@@ -65,9 +65,10 @@ class CLoVE(Method):
         if trains and not self.measures(state):
             return Download((cluster_slot(state.assignment[participant]),))
         slots = self.slots if self.measures(state) else self._measured(state)
-        own = (cluster_slot(cluster),) if cluster is not None and self.measures(state) else slots
-        others = tuple(slot for slot in slots if slot not in own)
-        return Download(own, to_train=others, returns=(), arrays={LOSSES: (self.k,)}, scalars={LOSSES: len(own) == 1})
+        served = (cluster_slot(cluster),) if cluster is not None and self.measures(state) else slots
+        others = tuple(slot for slot in slots if slot not in served)
+        scalars = {LOSSES: len(served) == 1}
+        return Download(served, to_train=others, returns=(), arrays={LOSSES: (self.k,)}, scalars=scalars)
 
     def _measured(self, state: ServerState) -> tuple[str, ...]:
         """The slots of the K models as they were in the last round of losses."""

@@ -4,23 +4,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.core.params import Params
+from cfl_flare.clustering.agglomerative import alike
+from cfl_flare.core.params import Params, weighted_mean
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.slots import cluster_slot
 from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update
-from cfl_flare.methods.tuning import PERIOD, SEEN, merged
 from cfl_flare.training.learner import Learner
 
 # The arrays have the names of a metric and of a count, as which a site's EgressFilter treats them.
 LOSSES, SAMPLES = "loss", "samples"
 POOL, PLACED, PERIODS, OPENED = "pool", "placed", "periods", "opened"
+# Extras: the participants' clusters and samples by period, and the last period that began with merges.
+SEEN, PERIOD = "seen", "period"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,3 +134,26 @@ class FedDrift(Method):
         """A newcomer never drifts, and merges nothing."""
         settled = replace(state, extras={**state.extras, PERIOD: state.period})
         return replace(self.aggregate(settled, [update], self.assign(settled, [update])), bank=state.bank)
+
+
+def merged(state: ServerState, losses: Mapping[str, np.ndarray], pool: Sequence[int], delta: float) -> ServerState:
+    """The state in which clusters of a pool that are alike are the first of them, once a period, by losses in it.
+
+    That one has the mean of their models. ``losses`` are those of participants, ``(periods, pool)`` each, as `alike`
+    takes them with the threshold ``delta``.
+    """
+    if not losses or state.period <= state.extras[PERIOD]:
+        return state
+    seen = state.extras[SEEN]
+    clusters, samples = (np.concatenate([seen[name][i] for name in losses]) for i in (0, 1))
+    counts = samples[:, None] * (clusters[:, None] == pool)
+    groups = [[pool[j] for j in group] for group in alike(np.concatenate([*losses.values()]), counts, delta)]
+    bank, weights = dict(state.bank), dict(zip(pool, counts.sum(axis=0).tolist()))
+    for group in groups:
+        parts = [(bank.pop(cluster_slot(k)), weights[k]) for k in group]
+        bank[cluster_slot(group[0])] = weighted_mean(parts, parts[0][0])
+    into = {k: group[0] for group in groups for k in group}
+    seen = {name: [[into.get(k, k) for k in history], *rest] for name, (history, *rest) in seen.items()}
+    assignment = {name: into.get(k, k) for name, k in state.assignment.items()}
+    extras, notes = {**state.extras, SEEN: seen, PERIOD: state.period}, {**state.notes, "merged": groups}
+    return replace(state, bank=bank, assignment=assignment, extras=extras, notes=notes)

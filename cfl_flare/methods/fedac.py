@@ -13,19 +13,20 @@ import numpy as np
 
 from cfl_flare.clustering.agglomerative import distances_between
 from cfl_flare.clustering.kmeans import closest, first_kmeans, numbered
-from cfl_flare.clustering.measures import directions, mapped, similarity
-from cfl_flare.core.arrays import LatestModels
+from cfl_flare.clustering.measures import directions, mapped
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, weighted_mean
 from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.personal import OwnModel
 from cfl_flare.methods.slots import GLOBAL, cluster_slot, require_part
 from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update
-from cfl_flare.methods.tuning import Clusters, as_json, tune
+from cfl_flare.methods.tuning import Clusters, LatestModels, as_json, tune
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.losses import Pull, Term
 
 PHI, MAP = "phi", "map"
+# How mapped models are compared: by their cosine (Eq. 4), or by their distance (the paper's ablation).
+METRICS = {"lrcos": "cosine", "l2": "euclidean"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,17 +119,17 @@ class FedAC(OwnModel):
             fitted = directions([known.parameters(u.participant) for u in updates], self.dimensions)
             state.archive.put(MAP, state.round, fitted)
         along = self._along(state)
-        rows = mapped([known.parameters(name) for name in known.names], along)
+        rows = mapped([known.parameters(name) for name in known.versions], along)
         if not state.assignment:
-            even, sizes = np.ones(len(rows)), state.sizes(known.names)
-            labels = first_kmeans(self._comparable(rows), self.k, even, self.starts, self.seed, sizes)
-            return dict(zip(known.names, labels.tolist()))
+            names, even = [*known.versions], np.ones(len(rows))
+            labels = first_kmeans(self._comparable(rows), self.k, even, self.starts, self.seed, state.sizes(names))
+            return dict(zip(names, labels.tolist()))
         slots = self._slots(state)
         ids = list(slots)
         centres = mapped([state.bank[slot].part("all") for slot in slots.values()], along)
         apart = np.full((len(rows), ids[-1] + 1), np.inf)
-        apart[:, ids] = -similarity(rows, centres, self.similarity)
-        return state.placed(known.names, apart.argmin(axis=1), lambda: apart)
+        apart[:, ids] = distances_between(rows, centres, METRICS[self.similarity])
+        return state.placed([*known.versions], apart.argmin(axis=1), lambda: apart)
 
     def _joining(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """The clusters of newcomers to a finished run, by their directions from the common model."""
@@ -179,7 +180,7 @@ class FedAC(OwnModel):
         embeddings = ((state.trained(u).take(phi.layout), weight) for u, weight in counted)
         slots = self._slots(state) or dict(enumerate(self.slots))
         members: dict[int, list[str]] = {k: [] for k in slots}
-        for name in known.names:
+        for name in known.versions:
             members[assignment[name]].append(name)
         centres = {k: known.mean(members[k], self.weighting, state.bank.get(slot, common)) for k, slot in slots.items()}
         clusters = Clusters(members, centres, state.extras["ids"], known, self.weighting)

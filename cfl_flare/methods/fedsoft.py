@@ -75,8 +75,7 @@ class FedSoft(Method):
 
     def serve(self, learner: Learner, download: Download) -> Params:
         """w_i; before its first round the model of the largest share."""
-        own = learner.memory.get(PERSONAL)
-        return download.models[int(self.shares(learner, download).argmax())] if own is None else own
+        return learner.memory.get(PERSONAL) or download.models[int(self.shares(learner, download).argmax())]
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """The shares of each participant, new or as they were; what a site sent is brought into range."""

@@ -125,5 +125,5 @@ class FLUX(Method):
         labels = np.array([assignment[name] for name in names])
         ids = range(labels.max() + 1)
         means = np.stack([rows[labels == k].mean(axis=0) if (labels == k).any() else rows.mean(axis=0) for k in ids])
-        begun = dict.fromkeys(map(cluster_slot, ids), state.bank[GLOBAL])
-        return replace(after, bank={**after.bank, **begun}, arrays={CENTROIDS: means, "low": low, "width": width})
+        models = dict.fromkeys(map(cluster_slot, ids), state.bank[GLOBAL])
+        return replace(after, bank={**after.bank, **models}, arrays={CENTROIDS: means, "low": low, "width": width})

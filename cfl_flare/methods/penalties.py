@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.core.config import build, from_dict, require
+from cfl_flare.core.config import build_named, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import ROLES, Layout
 from cfl_flare.core.settings import check_settings, setting
@@ -191,10 +191,4 @@ def build_penalty(spec: Any, authorize: Callable[[str], None] | None = None) -> 
     if isinstance(spec, Penalty):
         return spec
     require(isinstance(spec, Mapping), f"penalty {spec!r} should be {{'penalty': name, ...}}, with its settings")
-    settings = dict(spec)
-    name = settings.pop("penalty", None)
-    if isinstance(name, str) and name in PENALTIES:
-        return from_dict(PENALTIES[name], settings, f"penalty {name}")
-    if isinstance(name, str) and "." in name:
-        return build({"class_path": name, "args": settings}, Penalty, "penalty", authorize)  # type: ignore[type-abstract]
-    raise ConfigError(f"penalty {name!r} is unknown; there are {', '.join(PENALTIES)}, or package.Class")
+    return build_named(spec, "penalty", PENALTIES, Penalty, authorize)  # type: ignore[type-abstract]

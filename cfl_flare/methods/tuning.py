@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning of the number of clusters (FedAC Alg. 3): too tight clusters are merged, too loose ones are split; merges."""
+"""Tuning of the number of clusters (FedAC Alg. 3): too tight clusters are merged, too loose ones are split."""
 
 from __future__ import annotations
 
@@ -11,15 +11,51 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.clustering.agglomerative import alike
-from cfl_flare.core.arrays import LatestModels
-from cfl_flare.core.params import Params, weighted_mean
-from cfl_flare.methods.slots import cluster_slot
-from cfl_flare.methods.state import ServerState
+from cfl_flare.core.arrays import Archive
+from cfl_flare.core.params import Layout, Params, weighted_mean
 
-# FedDrift's extras: the participants' clusters and samples by period, and the last period that began with merges.
-SEEN, PERIOD = "seen", "period"
 Halves = Callable[[Sequence[str]], tuple[list[str], list[str]]]
+
+
+class LatestModels:
+    """The latest known model of each participant, in an archive; one at a time is in memory.
+
+    Its ``versions`` are, by participant, the round of its model and its number of samples.
+    """
+
+    def __init__(self, archive: Archive, layout: Layout, versions: Mapping[str, tuple[int, float]]):
+        self._archive, self._layout, self.versions = archive, layout, versions
+
+    def keep(self, name: str, model: Params) -> None:
+        """Writes a participant's model, as of the round in ``versions``."""
+        version, _ = self.versions[name]
+        self._archive.put(f"model of {name}", version, model.vector)
+        if len(model.counters):
+            self._archive.put(f"counters of {name}", version, model.counters)
+
+    def parameters(self, name: str) -> np.ndarray:
+        """A model's parameters without buffers, ``(parameter_size,)``, memory-mapped."""
+        return self.model(name).vector[: self._layout.parameter_size]
+
+    def model(self, name: str) -> Params:
+        """A model, memory-mapped."""
+        version, _ = self.versions[name]
+        vector = self._archive.get(f"model of {name}", version)
+        if not self._layout.counter_size:
+            return Params(self._layout, vector)
+        return Params(self._layout, vector, self._archive.get(f"counters of {name}", version))
+
+    def mean(self, names: Sequence[str], weighting: str, otherwise: Params) -> Params:
+        """The mean of some models, weighted by ``"samples"`` or uniform; ``otherwise`` if there are none."""
+        return weighted_mean(((self.model(name), self.weight([name], weighting)) for name in names), otherwise)
+
+    def weight(self, names: Sequence[str], weighting: str) -> float:
+        return float(sum(self.versions[name][1] for name in names) if weighting == "samples" else len(names))
+
+    def spread(self, names: Sequence[str], centre: Params) -> float:
+        """Mean squared distance from some participants' parameters to those of a centre."""
+        middle = centre.part("all").astype(np.float64)
+        return float(np.mean([np.square(self.parameters(name) - middle).sum() for name in names]))
 
 
 @dataclass
@@ -120,36 +156,12 @@ def _first_split(
     parts = halves(names)
     if not all(parts) or any(c.get("into") == cluster for c in past):
         return []
-    centre, ids, inside = clusters.centres[cluster], clusters.ids, dict(clusters.inside)
-    new = clusters.split(cluster, parts)
-    if all(low <= g <= high for g in clusters.dispersion().values()):
-        return [{"cluster": cluster, "new": new}]
-    clusters.members[cluster], clusters.centres[cluster], clusters.ids, clusters.inside = names, centre, ids, inside
-    del clusters.members[new], clusters.centres[new]
-    return []
-
-
-def merged(state: ServerState, losses: Mapping[str, np.ndarray], pool: Sequence[int], delta: float) -> ServerState:
-    """The state in which clusters of a pool that are alike are the first of them, once a period, by losses in it.
-
-    That one has the mean of their models. ``losses`` are those of participants, ``(periods, pool)`` each, as `alike`
-    takes them with the threshold ``delta``.
-    """
-    if not losses or state.period <= state.extras[PERIOD]:
-        return state
-    seen = state.extras[SEEN]
-    clusters, samples = (np.concatenate([seen[name][i] for name in losses]) for i in (0, 1))
-    counts = samples[:, None] * (clusters[:, None] == pool)
-    groups = [[pool[j] for j in group] for group in alike(np.concatenate([*losses.values()]), counts, delta)]
-    bank, weights = dict(state.bank), dict(zip(pool, counts.sum(axis=0).tolist()))
-    for group in groups:
-        parts = [(bank.pop(cluster_slot(k)), weights[k]) for k in group]
-        bank[cluster_slot(group[0])] = weighted_mean(parts, parts[0][0])
-    into = {k: group[0] for group in groups for k in group}
-    seen = {name: [[into.get(k, k) for k in history], *rest] for name, (history, *rest) in seen.items()}
-    assignment = {name: into.get(k, k) for name, k in state.assignment.items()}
-    extras, notes = {**state.extras, SEEN: seen, PERIOD: state.period}, {**state.notes, "merged": groups}
-    return replace(state, bank=bank, assignment=assignment, extras=extras, notes=notes)
+    tried = replace(clusters, members={**clusters.members}, centres={**clusters.centres}, inside={**clusters.inside})
+    change = {"cluster": cluster, "new": tried.split(cluster, parts)}
+    if not all(low <= g <= high for g in tried.dispersion().values()):
+        return []
+    clusters.split(cluster, parts)
+    return [change]
 
 
 def as_json(spread: dict[int, float]) -> dict[str, Any]:

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, ClassVar
 
 import numpy as np
@@ -133,27 +133,24 @@ class Clustering:
     Attributes:
         method: the method that clusters.
         before: its state when the round's participants were sent their models.
-        seen: maps an update to the one that it sees.
-        inside: maps a state of the whole to the one that it sees.
+        wrappers: those around it, from the outside in.
     """
 
     method: Method
     before: ServerState
-    seen: Callable[[Update], Update]
-    inside: Callable[[ServerState], ServerState]
+    wrappers: tuple[Wrapper, ...] = ()
 
     @classmethod
     def of(cls, method: Method, before: ServerState) -> Clustering:
-        if not isinstance(method, Wrapper):
-            return cls(method, before, lambda update: update, lambda state: state)
-        wrapper, i = method, method.lead
-        leader = cls.of(method.leader, method.state_of(before, i))
-        return cls(
-            leader.method,
-            leader.before,
-            lambda update: leader.seen(wrapper.update_of(i, update)),
-            lambda state: leader.inside(wrapper.state_of(state, i)),
-        )
+        wrappers: list[Wrapper] = []
+        while isinstance(method, Wrapper):
+            wrappers.append(method)
+            before, method = method.state_of(before, method.lead), method.leader
+        return cls(method, before, tuple(wrappers))
+
+    def seen(self, update: Update) -> Update:
+        """An update as the method sees it."""
+        return reduce(lambda inner, wrapper: wrapper.update_of(wrapper.lead, inner), self.wrappers, update)
 
     def sees(self, updates: Sequence[Update]) -> bool:
         """Whether participants sent what they are compared by; not where a wrapper trained a model of its own alone."""
@@ -175,6 +172,6 @@ class Clustering:
 
         The common model stands in for a cluster that was merged into another, and so has no members.
         """
-        bank = self.inside(after).bank
+        bank = reduce(lambda inner, wrapper: wrapper.state_of(inner, wrapper.lead), self.wrappers, after).bank
         model = bank.get(cluster_slot(cluster)) or bank.get(GLOBAL)
         return None if model is None or not self.method.traits.compares_models else self.method.features(model)

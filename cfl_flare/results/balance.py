@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.training.privacy import Spend, epsilon_of, gaussian_of, rdp_of
+from cfl_flare.training.privacy import Spend, epsilon_of, least_noise, rdp_of
 
 # By participant and split.
 Curves = dict[tuple[str, str], np.ndarray]
@@ -113,7 +113,7 @@ class Balance:
         """The epsilon after a job that spends all of its own by one Gaussian mechanism; the run's part is its own."""
         first = self.first_of(job)
         own = {id for (id, run), start in self._first.items() if start == first}
-        return epsilon_of(self._others(own) + rdp_of([_gaussian(gaussian_of(job.epsilon, job.delta))]), self.delta)
+        return epsilon_of(self._others(own) + rdp_of([_gaussian(least_noise(job.epsilon, job.delta))]), self.delta)
 
     def left(self, budget: float) -> float:
         """The epsilon of the largest job, of one Gaussian mechanism, that a budget still pays for."""

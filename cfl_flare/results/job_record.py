@@ -21,9 +21,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cfl_flare.clustering.floor import exposed
 from cfl_flare.core import files
 from cfl_flare.core.errors import DifferenceError, FileError
+from cfl_flare.core.shares import exposed
 from cfl_flare.core.text import plain
 from cfl_flare.results import schema
 from cfl_flare.results.remarks import missed_rounds

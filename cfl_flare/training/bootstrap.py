@@ -20,18 +20,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.seeds import derive, stream
-from cfl_flare.training.losses import concordances, predicted
-from cfl_flare.training.measures import CountedMeasure, by_class, f1, means
-from cfl_flare.training.tasks import Binary, Classification, LearningTask, Multilabel, Regression, Survival
+from cfl_flare.training.measures import CountedMeasure, compared, means
+from cfl_flare.training.tasks import TASKS, LearningTask, Survival
 
 # So many values `Replicates.draw` may have: few enough that it tells nothing of a split that cannot be guessed.
 DRAWS = 2**16
@@ -91,19 +88,8 @@ def drawn_rows(
 
 # From here on, a loss could be beyond float32, which a draw without its sample is not.
 HUGE = 1e15
-
-# A task that is derived from one of these and has another loss, or measures in another way, is none of them.
-OF_LOSSES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
-    Classification.loss: lambda o, y: F.cross_entropy(o, y, reduction="none"),
-    Binary.loss: lambda o, y: F.binary_cross_entropy_with_logits(o[:, 0], y.to(o.dtype), reduction="none"),
-    Multilabel.loss: lambda o, y: F.binary_cross_entropy_with_logits(o, y.to(o.dtype), reduction="none").mean(1),
-    Regression.loss: lambda o, y: F.mse_loss(o[:, 0], y, reduction="none"),
-}
-OF_OUTPUTS: dict[tuple[Any, str], Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    (Classification.measure, "accuracy"): lambda o, y, counts: means(o.argmax(1) == y, counts),
-    (Classification.measure, "macro_f1"): lambda o, y, counts: f1(*by_class(o, y), counts),
-    (Survival.measure, "c_index"): lambda o, y, counts: concordances(o[:, 0], y[:, 0], y[:, 1], counts),
-}
+# A task that is derived from one of ours may have another loss, or measure in another way.
+MEAN_LOSSES = {task.loss for task in TASKS.values() if task.separable}
 
 
 def counted(task: LearningTask, name: str, outputs: Tensor, targets: Tensor) -> Callable[[Tensor], Tensor] | None:
@@ -111,20 +97,20 @@ def counted(task: LearningTask, name: str, outputs: Tensor, targets: Tensor) -> 
 
     None where there is no such way: for the task, for the measure, or for values that are huge or not finite.
     """
-    measure, loss = type(task).measure, OF_LOSSES.get(type(task).loss)
     small = bool(outputs.abs().max() < HUGE) and bool(targets.abs().max() < HUGE)
-    if not small or type(task).measured is not LearningTask.measured:
-        return None
-    if (measure, name) in OF_OUTPUTS:
-        return partial(OF_OUTPUTS[measure, name], outputs, targets)
-    if measure not in (LearningTask.measure, Classification.measure):
+    usual = type(task).measured is LearningTask.measured and type(task).measure in (
+        LearningTask.measure,
+        Survival.measure,
+    )
+    if not (small and usual):
         return None
     if name == "loss":
-        return None if loss is None else partial(means, loss(outputs, targets))
-    by_name = task.measures[name]
-    if not isinstance(by_name, CountedMeasure):
+        is_mean = type(task).loss in MEAN_LOSSES
+        return partial(means, task.sample_losses(outputs[None], targets)[0]) if is_mean else None
+    measure = task.measures[name]
+    if not isinstance(measure, CountedMeasure):
         return None
-    return partial(by_name.of_counts, predicted(outputs, task.link), targets, task)
+    return partial(measure.of_counts, compared(measure, outputs, task.link), targets, task)
 
 
 def replicates(
@@ -166,7 +152,7 @@ def replicates(
         for name, way in ways.items():
             if way is not None:
                 values[name] += [value if math.isfinite(value) else None for value in way(counts).tolist()]
-    return {name: tuple(own) for name, own in values.items()}
+    return {name: tuple(of_draws) for name, of_draws in values.items()}
 
 
 def _measured(task: LearningTask, outputs: Tensor, targets: Tensor, names: list[str]) -> dict[str, float | None]:

@@ -227,18 +227,3 @@ def pieces(batch: Split, size: int) -> Iterator[Tensor]:
         last = end
     if last > begin:
         yield torch.arange(begin, last)
-
-
-def seeded(learner_stream: Callable[[str], np.random.Generator]) -> Callable[[str], Randomness]:
-    """Randomness of a simulation, from a participant's streams: the same each time, and so no protection.
-
-    Each purpose has one generator in a round, whose draws go on from call to call.
-    """
-    generators: dict[str, Randomness] = {}
-
-    def of(purpose: str) -> Randomness:
-        if purpose not in generators:
-            generators[purpose] = learner_stream(purpose)
-        return generators[purpose]
-
-    return of

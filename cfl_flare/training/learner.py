@@ -1,15 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""One participant at work: its data, its random streams and its memory, on the process's resident model."""
+"""One participant at work: it trains on the process's resident model, with its random streams and its memory."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,123 +16,35 @@ from torch import Tensor
 
 from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.params import Params
-from cfl_flare.core.seeds import stream
-from cfl_flare.training.bootstrap import Replicates, draw_of, drawn_rows, key_of, replicates
-from cfl_flare.training.ensemble import Predictor, Served, combined
-from cfl_flare.training.histograms import class_counts, score_counts
-from cfl_flare.training.losses import Step, Term, balanced, raced
+from cfl_flare.training.ensemble import Served
+from cfl_flare.training.evaluator import Evaluator
+from cfl_flare.training.losses import Step, Term, balanced
 from cfl_flare.training.resident import ahead, descend
-from cfl_flare.training.runtime import PRIVATE, Batches, MemoryView, Runtime, Split
+from cfl_flare.training.runtime import PRIVATE, Batches
 from cfl_flare.training.settings import batch_bounds
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class Learner:
-    """A participant's view in one round.
 
-    Args:
-        memory: what it remembers between rounds; changed in place.
-        stream: names its random streams; empty for its name.
-        period: of data, whose samples it sees; None for all samples.
+class Learner(Evaluator):
+    """A participant's view in one round, which trains; its memory is changed in place.
 
     Attributes:
-        samples: number of training samples, n_i; of all periods, but in the view of some.
-        tests: number of test samples; with none, nothing is measured.
         trained: the result of the participant's training in this round.
     """
 
-    _part, _first = "", 0  # begins the names of its random streams; number of its first untrained model
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        participant: str,
-        train: Split,
-        test: Split,
-        memory: MutableMapping[str, Params],
-        round_number: int = 0,
-        stream: str = "",
-        period: int | None = None,
-    ):
-        self._runtime, self._every = runtime, train if period is not None else replace(train, period=None)
-        self._train, self._test = train.in_period(period), test.in_period(period)
-        self._drawer = stream or participant
-        self.participant, self.memory, self.round, self.period = participant, memory, round_number, period or 0
-        self.samples, self.tests = len(train), len(self._test)
-        self.trained: Params | Served | None = None
-        self._beside: Params | None = None
-        self._lr: float | None = None
-        self._weights: Tensor | None = None
-        self._compared: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # losses and choices, with the models
-
-    @property
-    def labels(self) -> np.ndarray:
-        """The labels of its training samples, ``(n,)`` int64."""
-        return self._train.y.cpu().numpy()
-
-    @property
-    def patients(self) -> int:
-        """The number of training patients; of training samples where nothing says whose they are."""
-        return self._train.patients
+    trained: Params | Served | None = None
+    _lr: float | None = None
 
     @property
     def lr(self) -> float:
         """The run's learning rate in this round, unless `in_round` set another."""
         return self._runtime.settings.lr_at(self.round) if self._lr is None else self._lr
 
-    def initial(self, index: int) -> Params:
-        """The part that travels of the run's untrained model number ``index``: all of it if no layers are private."""
-        return self._runtime.initial(self._first + index)
-
-    def _view(self, **changes: Any) -> Learner:
-        view = copy.copy(self)
-        vars(view).update(changes)
-        return view
-
-    def beside(self, frozen: Params) -> Learner:
-        """The same participant, all of whose models are added to a frozen one, in `train` and in `losses`.
-
-        The outputs of the two are added (Fed-CAM Eq. 1). The frozen model is in evaluation mode. It comes with its
-        private layers where they are those of another part of the participant.
-        """
-        return self._view(_beside=frozen)
-
-    def part(self, name: str, first: int = 0) -> Learner:
-        """The same participant with a memory and random streams of its own, for one of several models of a round.
-
-        Its untrained models are counted from number ``first``.
-        """
-        memory = MemoryView(self.memory, f"{name}.")
-        return self._view(_first=self._first + first, _part=f"{self._part}{name}.", memory=memory)
-
-    def in_round(self, number: int, lr: float | None = None) -> Learner:
+    def in_round(self, number: int, lr: float | None = None) -> Self:
         """The same participant with the random streams of another round, and its learning rate or a given one."""
         return self._view(round=number, _lr=lr, _compared={})
-
-    def of_periods(self, periods: Sequence[int]) -> Learner:
-        """The same participant with the training samples of these periods of data alone; all, if it has no periods."""
-        train = self._every.of_periods(periods)
-        return self._view(_train=train, samples=len(train), _compared={}, _weights=None)
-
-    def with_private(self, model: Params) -> Params:
-        """A model, or a part of one, with the participant's private layers; as it is if it has them or there are none.
-
-        They are those that it trained last, or else the run's initial ones.
-        """
-        division = self._runtime.division
-        if division.private is None or {*division.private.shapes} <= model.arrays().keys():
-            return model
-        layers = self.memory.get(PRIVATE)
-        if layers is None or layers.layout != division.private:  # others would replace what was sent, and leave
-            layers = self._runtime.first_private
-        return division.joined(model, layers)
-
-    def complete(self, served: Params | Served) -> Params | Served:
-        """The models with which the participant predicts, each with the private layers of its part."""
-        if self._runtime.division.private is None:
-            return served
-        served = Served.of(served)
-        views = [self.part(name) if name else self for name in served.of_parts]
-        return replace(served, models=tuple(v.with_private(m) for v, m in zip(views, served.models)))
 
     def train(
         self,
@@ -218,102 +129,20 @@ class Learner:
 
         It takes no class weights, no label smoothing and no transforms, and changes nothing.
         """
-        return self._runtime.gradient(self.with_private(model), self._train).take(model.layout)
-
-    @torch.no_grad()
-    def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
-        """Mean loss of each model on the participant's training data, ``(len(models),)`` float64.
-
-        It is the plain loss, as when models are measured: without class weights and label smoothing. In each
-        round, ``samples`` of them are drawn anew; None for all.
-        """
-        split = self._train if samples is None or samples >= len(self._train) else self._drawn_anew(samples)
-        keys = [(id(model), id(self._beside), samples, self._part) for model in models]
-        if any(key not in self._compared for key in keys):  # evaluation and training need the same ones in a round
-            means = self._runtime.task.losses(self._with_beside(models, split.x), split.y).tolist()
-            # The models are held with them: a new one could have the id of one that is gone.
-            self._compared.update({key: (model, self._beside, loss) for key, model, loss in zip(keys, models, means)})
-        return np.array([self._compared[key][-1] for key in keys])
-
-    @torch.no_grad()
-    def choice(self, models: Sequence[Params], samples: int | None = None, race: bool = False) -> int:
-        """The index of the model with the smallest loss, the first of equal ones; NaN is never the smallest.
-
-        ``samples`` is as in `losses`. With ``race``, the models race over these samples in a random order, see `raced`,
-        unless the task's loss is no mean over samples.
-        """
-        if not race or not self._runtime.task.separable:
-            return int(np.nan_to_num(self.losses(models, samples), nan=np.inf).argmin())
-        key = (*map(id, models), id(self._beside), samples, self._part)
-        if key not in self._compared:
-            split = self._drawn_anew(samples)
-
-            def losses(left: np.ndarray, rows: slice) -> np.ndarray:
-                outputs = self._with_beside([models[k] for k in left], split.x[rows], passing=len(left) < len(models))
-                return self._runtime.task.sample_losses(outputs, split.y[rows]).cpu().numpy()
-
-            self._compared[key] = (*models, self._beside, raced(losses, len(models), len(split)))
-        return int(self._compared[key][-1])
-
-    def _drawn_anew(self, samples: int | None) -> Split:
-        """So many training samples in a random order, the same for all models of a round; None for all of them."""
-        drawn = torch.from_numpy(self._stream("assign").permutation(len(self._train))[:samples])
-        return self._train.take(drawn.to(self._runtime.device))
-
-    def _with_beside(self, models: Sequence[Params], x: Tensor, passing: bool = False) -> Tensor:
-        """Outputs of each model, added to those of the frozen one if there is one."""
-        outputs = self._predict(models, x, passing=passing)
-        return outputs if self._beside is None else outputs + self._predict([self._beside], x)
-
-    @torch.no_grad()
-    def features(self, model: Params) -> np.ndarray:
-        """What the last fully connected layer of a model is given for each training sample, ``(n, d)``."""
-        return self._predict([model], self._train.x, features=True)[0].cpu().numpy()
-
-    @torch.no_grad()
-    def sample_losses(self, models: Sequence[Params]) -> np.ndarray:
-        """The plain loss of each model on each of the participant's training samples, ``(len(models), n)`` float64."""
-        return self._runtime.task.sample_losses(self._predict(models, self._train.x), self._train.y).cpu().numpy()
-
-    @torch.no_grad()
-    def outputs(self, model: Params | Served, x: Tensor) -> Tensor:
-        """The outputs ``(n, classes, ...)`` of a model, or of an ensemble, for samples."""
-        served = Served.of(self.complete(model))
-        return combined(self._predict(served.models, x), served.vote, self._runtime.task.link)
-
-    def tested(self, model: Params | Served) -> Tensor:
-        """The same for the participant's test split."""
-        return self.outputs(model, self._test.x)
-
-    def measured(self, outputs: Tensor) -> dict[str, float]:
-        """The task's measures of these outputs for the participant's test split."""
-        return self._runtime.task.measured(outputs, self._test.y, self._runtime.settings.measures)
-
-    def score_counts(self, outputs: Tensor) -> np.ndarray | None:
-        """The histograms of the same outputs' scores; see `cfl_flare.training.histograms.score_counts`."""
-        task, bins = self._runtime.task, self._runtime.settings.score_bins
-        return score_counts(outputs, self._test.y, task.link, bins, getattr(task, "threshold", 0.5))
-
-    def class_counts(self, outputs: Tensor) -> list[int] | None:
-        """How many test samples are of each class, or have each finding; None where outputs score no classes."""
-        return class_counts(self._test.y, outputs.shape[1]) if self._runtime.task.scored else None
-
-    def evaluate(self, model: Params | Served) -> dict[str, float]:
-        """The task's measures of a model, or of an ensemble, on the participant's test split."""
-        return self.measured(self.tested(model)) if self.tests else {}
-
-    def resampled(self, outputs: Tensor, names: Iterable[str], times: int) -> Replicates | None:
-        """Measures of these outputs when the test split is drawn anew ``times`` times; None for no times."""
-        if not times:
-            return None
-        runtime, test = self._runtime, self._test
-        stream_key = (runtime.seed, self._drawer, key_of(test.x, test.y))
-        rows = drawn_rows(*stream_key, len(test), times, test.patient)
-        values = replicates(runtime.task, outputs, test.y, names, rows, runtime.should_stop)
-        return Replicates(draw_of(*stream_key), values)
-
-    def _stream(self, purpose: str) -> np.random.Generator:
-        return stream(self._runtime.seed, self._drawer, self.round, self._part + purpose)
+        runtime, data, resident = self._runtime, self._train, self._runtime.resident
+        resident.load(self.with_private(model))
+        resident.module.eval()
+        total = torch.zeros_like(resident.gradient)
+        for rows in torch.arange(len(data)).split(runtime.settings.batch_size):
+            if runtime.should_stop():
+                raise AbortedError(f"aborted while {self.participant} computed a gradient")
+            resident.gradient.zero_()
+            runtime.task.loss(resident.module(data.x[rows]).float(), data.y[rows]).backward()
+            total += resident.gradient * (len(rows) / len(data))
+        vector = np.zeros(resident.layout.size, np.float32)
+        vector[: len(total)] = total.cpu().numpy()
+        counters = np.zeros(resident.layout.counter_size, np.int64)
+        return Params(resident.layout, vector, counters).take(model.layout)
 
     @torch.no_grad()
     def _fixed(self, data: Batches, terms: Sequence[Term]) -> list[tuple[Tensor, ...] | None]:
@@ -351,21 +180,15 @@ class Learner:
         trained = seen[0].float() if seen else None
         beside, *compared = fixed
         outputs = outputs if beside is None else outputs + beside
-        weights, smoothing = self._class_weights(outputs.shape[1]), runtime.settings.label_smoothing
+        weights, smoothing = None, runtime.settings.label_smoothing
+        if runtime.settings.class_weights is not None:
+            weights = balanced(self._train.class_counts, max(2, outputs.shape[1]))
         loss = runtime.task.loss(outputs, batch.y, weights, smoothing)
         shared = runtime.shared_parameters if terms else runtime.resident.parameters
         for term, others in zip(terms, compared):
             features = trained if term.training or evaluated is None else evaluated
             loss = loss + term(Step(shared, features, others))
         loss.backward()
-
-    def _class_weights(self, classes: int) -> Tensor | None:
-        """The weight of each class in the loss of training; None where all count the same."""
-        if self._runtime.settings.class_weights is None:
-            return None
-        if self._weights is None:
-            self._weights = balanced(self._train.y.flatten(), max(2, classes))
-        return self._weights
 
     def _batches(self, rng: np.random.Generator, steps: int) -> list[Tensor]:
         """Indices of the batches: passes over new permutations, cut off after this many steps."""
@@ -380,15 +203,3 @@ class Learner:
         augment = self._runtime.augment
         seeds = () if augment is None else self._stream(f"{purpose} augment").integers(2**62, size=len(indices))
         return Batches(self._train, indices, augment, [int(seed) for seed in seeds])
-
-    def _predict(self, models: Sequence[Params], x: Tensor, passing: bool = False, **kind: bool) -> Tensor:
-        """Outputs ``(len(models), n, classes, ...)``, or features ``(len(models), n, d)``; ``passing`` caches none.
-
-        ``kind`` is as in `Predictor`: ``features``, ``training``.
-        """
-        if self._runtime.should_stop():
-            raise AbortedError(f"aborted while {self.participant} was evaluating")
-        complete = [self.with_private(model) for model in models]
-        if passing:
-            return Predictor(self._runtime.resident, complete, **kind)(x)
-        return self._runtime.predictor(complete, **kind)(x)

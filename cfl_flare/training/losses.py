@@ -73,21 +73,14 @@ def _log_sums(values: Tensor, group: Tensor, groups: int) -> Tensor:
     return sums.log() + top
 
 
-def concordance(risk: Tensor, time: Tensor, event: Tensor) -> float | None:
-    """Harrell's C: among the pairs whose first event is known, the share where that sample has the higher risk.
-
-    Equal risks count half. Of two equal times, an observed event comes before the end of observation. None where there
-    is no such pair. The arguments are those of `cox_loss`.
-    """
-    value = float(concordances(risk, time, event, torch.ones(len(time), 1, device=time.device)))
-    return None if math.isnan(value) else value
-
-
 def concordances(risk: Tensor, time: Tensor, event: Tensor, counts: Tensor) -> Tensor:
-    """`concordance` of draws of the samples: ``(draws,)`` float64, NaN where there is no such pair.
+    """Harrell's C of draws of the samples, ``(draws,)`` float64; NaN where there is no pair that counts.
 
-    ``counts`` says how often each draw has each sample, ``(n, draws)``.
+    Among the pairs whose first event is known, it is the share where that sample has the higher risk. Equal risks count
+    half. Of two equal times, an observed event comes before the end of observation. The first arguments are those of
+    `cox_loss`. ``counts`` says how often each draw has each sample, ``(n, draws)``, or ``(n,)`` for one draw.
     """
+    counts = counts.view(len(time), -1)
     right, pairs = torch.zeros(2, counts.shape[1], dtype=torch.float64, device=time.device)
     happened, others = event > 0, counts.float()  # halves below 2**23, which float32 has exactly
     for start in range(0, len(time), ROWS):
@@ -111,16 +104,17 @@ def soft_dice(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((2 * both + 1) / (either + 1)).mean()
 
 
-def balanced(labels: Tensor, classes: int) -> Tensor:
+def balanced(counts: Tensor, classes: int) -> Tensor:
     """Weights with which each class that occurs has the same share of all samples: n / (classes that occur * n_c).
 
-    A class that does not occur has weight 1: it counts in label smoothing alone.
+    ``counts`` are the n_c up to the last class that occurs. A class that does not occur has weight 1: it counts in
+    label smoothing alone.
 
-    >>> balanced(torch.tensor([0, 0, 0, 2]), 3)
+    >>> balanced(torch.tensor([3, 0, 1]), 3)
     tensor([0.6667, 1.0000, 2.0000])
     """
-    counts = torch.bincount(labels, minlength=classes)
-    weights = len(labels) / ((counts > 0).sum() * counts.clamp(min=1))
+    counts = F.pad(counts, (0, classes - len(counts)))
+    weights = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
     return torch.where(counts > 0, weights, torch.ones_like(weights))
 
 

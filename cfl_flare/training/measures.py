@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from cfl_flare.training.losses import concordances, predicted
 
 # Bins of the calibration error, by probability (Guo et al. 2017).
 BINS = 15
@@ -35,28 +36,6 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Share of correct predictions.
-
-    >>> accuracy(np.array([0, 1, 1, 2]), np.array([0, 1, 2, 2]))
-    0.75
-    """
-    return float((labels == predictions).mean())
-
-
-def macro_f1(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Mean of the F1 scores of the classes that occur among labels or predictions (scikit-learn's default).
-
-    >>> round(macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1])), 3)
-    0.667
-    """
-    size = int(max(labels.max(), predictions.max())) + 1
-    hits = np.bincount(labels[labels == predictions], minlength=size)
-    total = np.bincount(labels, minlength=size) + np.bincount(predictions, minlength=size)
-    present = total > 0
-    return float((2 * hits[present] / total[present]).mean())
-
-
 @dataclass(frozen=True)
 class CountedMeasure:
     """A measure of a split, and of many draws of it at once.
@@ -64,14 +43,21 @@ class CountedMeasure:
     Attributes:
         of_counts: of predictions, targets, the task, and how often each draw has each sample: counts ``(n, draws)``
             float64, or ``(n,)`` for one draw. It returns ``(draws,)``, or a scalar; NaN where not defined.
+        of_outputs: it compares outputs, and not predictions, of which rounding makes some equal or infinite.
     """
 
     of_counts: Callable[[Tensor, Tensor, Any, Tensor], Tensor]
+    of_outputs: bool = False
 
     def __call__(self, scores: Tensor, targets: Tensor, task: Any) -> float | None:
         once = torch.ones(len(targets), dtype=torch.float64, device=targets.device)
         value = float(self.of_counts(scores, targets, task, once))
         return None if math.isnan(value) else value
+
+
+def compared(measure: Measure, outputs: Tensor, link: str) -> Tensor:
+    """What a measure takes of a model's outputs ``(n, classes, ...)``: their predictions, or the outputs themselves."""
+    return outputs if getattr(measure, "of_outputs", False) else predicted(outputs, link)
 
 
 def sums(values: Tensor, counts: Tensor) -> Tensor:
@@ -168,6 +154,14 @@ def _rate(positive: bool) -> CountedMeasure:
         return mean_of_defined(sums(named & there, counts) / sums(there, counts))
 
     return CountedMeasure(measure)
+
+
+def _macro_f1_of_classes(outputs: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
+    """The mean of the F1 scores of the classes that occur among labels or predictions (scikit-learn's default)."""
+    named, empty = outputs.argmax(1), counts.new_zeros(outputs.shape[1], *counts.shape[1:])
+    right = named == targets
+    occurring = empty.index_add(0, targets, counts).index_add(0, named, counts)
+    return mean_of_defined(2 * empty.index_add(0, targets[right], counts[right]) / occurring)
 
 
 def _balanced_accuracy(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
@@ -272,6 +266,8 @@ SCORED: dict[str, Measure] = {"auroc": auroc, "auprc": auprc, "brier": brier, "e
 
 OF_CLASSES: dict[str, Measure] = {
     **SCORED,
+    "accuracy": CountedMeasure(lambda outputs, y, task, counts: means(outputs.argmax(1) == y, counts), of_outputs=True),
+    "macro_f1": CountedMeasure(_macro_f1_of_classes, of_outputs=True),
     "balanced_accuracy": CountedMeasure(_balanced_accuracy),
     "supported_f1": _of_supported(lambda scores, targets, task: by_class(scores, targets)),
 }
@@ -293,6 +289,11 @@ OF_NUMBERS: dict[str, Measure] = {
     "mae": CountedMeasure(lambda scores, y, task, counts: means((scores[:, 0].double() - y).abs(), counts)),
     "rmse": CountedMeasure(lambda scores, y, task, counts: means((scores[:, 0].double() - y).square(), counts).sqrt()),
     "r2": r2,
+}
+OF_TIMES: dict[str, Measure] = {
+    "c_index": CountedMeasure(
+        lambda o, y, task, counts: concordances(o[:, 0], y[:, 0], y[:, 1], counts), of_outputs=True
+    )
 }
 OF_MASKS: dict[str, Measure] = {
     "dice": _of_masks(lambda hit, named, there: 2 * hit / (named + there)),

@@ -127,7 +127,7 @@ def halved(learner: Learner, name: str) -> tuple[np.ndarray, list[Learner]]:
         rows = np.flatnonzero(chosen if split.patient is None else chosen[split.patient])
         train = split.take(torch.from_numpy(rows).to(split.y.device))
         changes = {"_train": train, "samples": len(train), "_part": f"{learner._part}{name}.{half}."}
-        halves.append(learner._view(**changes, memory={}, _compared={}, _weights=None))
+        halves.append(learner._view(**changes, memory={}, _compared={}))
     return first, halves
 
 

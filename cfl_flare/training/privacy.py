@@ -121,18 +121,19 @@ def require_opacus() -> None:
         raise ConfigError("training: dp needs Opacus; run: pip install 'cfl-flare[dp]'") from error
 
 
-@lru_cache(256)
-def gaussian_of(epsilon: float, delta: float) -> float:
-    """The noise multiplier of one Gaussian mechanism that spends a budget."""
-    return _least_noise(lambda noise: [Spend("", TRAIN, noise)], epsilon, delta)
+@lru_cache(1024)
+def least_noise(
+    epsilon: float, delta: float, sample_rate: float = 1.0, steps: int = 1, beside: tuple[Spend, ...] = ()
+) -> float:
+    """The smallest noise multiplier, within a thousandth, of equal mechanisms that stay within a budget.
 
-
-def _least_noise(spends: Any, epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier, within a thousandth, whose ``spends`` stay within a budget."""
+    By default it is that of one Gaussian mechanism. ``beside`` is what else the budget pays for.
+    """
     from scipy.optimize import brentq  # it takes a while to import, and few runs need it
 
     def excess(log_noise: float) -> float:
-        return float(np.log(max(epsilon_of(rdp_of(spends(float(np.exp(log_noise)))), delta), 1e-12) / epsilon))
+        spends = [*beside, Spend("", TRAIN, float(np.exp(log_noise)), sample_rate, steps)]
+        return float(np.log(max(epsilon_of(rdp_of(spends), delta), 1e-12) / epsilon))
 
     low, high = np.log(LEAST_NOISE), np.log(MOST_NOISE)
     if excess(low) <= 0:
@@ -164,33 +165,26 @@ class NoisePlan:
     def of(cls, dp: DPSettings, queries: Queries, samples: int, batch_size: int, steps: int) -> NoisePlan:
         """The plan of a participant that said it has ``samples``, and takes ``steps`` steps a local training."""
         rounds, measured = dp.rounds or 1, dp.measured or 1
-        scale = gaussian_of(dp.epsilon, dp.delta)
+        scale = least_noise(dp.epsilon, dp.delta)
         answers = (rounds + 1) * (queries.choices + queries.losses)
         answer = Spend("answer", TRAIN, scale * (max(1, answers) / OF_ANSWERS) ** 0.5)
         metrics = Spend("metrics", TEST, scale * (measured / (1 - OF_COUNT)) ** 0.5)
-        rate, planned = min(1.0, batch_size / samples), rounds * queries.trainings
-        fixed = [count_spend(dp, TRAIN), *([replace(answer, steps=answers)] if answers else [])]
-
-        def spends(noise: float, trainings: int = planned) -> list[Spend]:
-            return [*fixed, Spend("training", TRAIN, noise, rate, steps * trainings)]
-
-        if dp.noise_multiplier is None:
-            noise = _noise_for(dp.epsilon, dp.delta, rate, steps * planned, tuple(fixed))
+        rate = min(1.0, batch_size / samples)
+        fixed = (count_spend(dp, TRAIN), *([replace(answer, steps=answers)] if answers else []))
+        steps_a_round, noise = steps * queries.trainings, dp.noise_multiplier
+        if noise is None:
+            noise = least_noise(dp.epsilon, dp.delta, rate, rounds * steps_a_round, fixed)
         else:
-            noise = dp.noise_multiplier
-            while rounds and epsilon_of(rdp_of(spends(noise, rounds * queries.trainings)), dp.delta) > dp.epsilon:
+            all_rounds = Spend("training", TRAIN, noise, rate, rounds * steps_a_round)
+            while rounds and epsilon_of(rdp_of([*fixed, all_rounds]), dp.delta) > dp.epsilon:
                 rounds -= 1
+                all_rounds = replace(all_rounds, steps=rounds * steps_a_round)
         return cls(Spend("training", TRAIN, noise, rate, steps), answer, metrics, rounds)
-
-
-@lru_cache(1024)
-def _noise_for(epsilon: float, delta: float, rate: float, steps: int, fixed: tuple[Spend, ...]) -> float:
-    return _least_noise(lambda noise: [*fixed, Spend("training", TRAIN, noise, rate, steps)], epsilon, delta)
 
 
 def count_spend(dp: DPSettings, split: str) -> Spend:
     """That of a participant's number of samples, which it says once."""
-    return Spend("count", split, gaussian_of(dp.epsilon, dp.delta) / OF_COUNT**0.5)
+    return Spend("count", split, least_noise(dp.epsilon, dp.delta) / OF_COUNT**0.5)
 
 
 class Randomness(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cfl_flare.core.config import one_line
-from cfl_flare.core.errors import AbortedError, ConfigError
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
 from cfl_flare.training.ensemble import Predictor, ignores_mode
@@ -123,6 +123,11 @@ class Split:
     def patients(self) -> int:
         """How many patients there are."""
         return len(self) if self.patient is None else len(np.unique(self.patient))
+
+    @cached_property
+    def class_counts(self) -> Tensor:
+        """How many samples, or pixels, are of each class, up to the last one that occurs."""
+        return torch.bincount(self.y.flatten())
 
     def by_patient(self, values: np.ndarray) -> np.ndarray:
         """The mean over each patient's samples of values ``(..., n)``: ``(..., patients)``."""
@@ -238,7 +243,7 @@ class Runtime:
         self.resident = ResidentModel(make_model(), device)
         self.division = Division.of(self.resident.module, private)
         self.untrained = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
-        self.initial = lru_cache(UNTRAINED)(lambda index: self.untrained(index).within(self.division.public))
+        self.initial = lru_cache(UNTRAINED)(lambda index: self.untrained(index).take(self.division.public))
         self.optimizer = optimizer_of(settings, self.resident)
         self.ignores_mode = ignores_mode(self.resident.module)
         self._predictors: OrderedDict[tuple[int | bool, ...], tuple[list[Params], Predictor]] = OrderedDict()
@@ -247,11 +252,6 @@ class Runtime:
     def sample_gradients(self) -> SampleGradients:
         """The gradients of single samples, for differential privacy."""
         return SampleGradients(self.resident)
-
-    @cached_property
-    def first_private(self) -> Params:
-        """The layers that stay at every participant, as in the run's first untrained model."""
-        return self.untrained(0).take(self.division.layout.restricted(self.division.names))
 
     @contextmanager
     def drawing_from(self, rng: np.random.Generator) -> Iterator[None]:
@@ -262,22 +262,6 @@ class Runtime:
         with torch.random.fork_rng(devices=[]):
             seed(int(rng.integers(2**62)))
             yield
-
-    def gradient(self, model: Params, data: Split) -> Params:
-        """The gradient of the plain mean loss on all of some data at a whole model; buffers are zero."""
-        resident, total = self.resident, torch.zeros_like(self.resident.gradient)
-        resident.load(model)
-        resident.module.eval()
-        for rows in torch.arange(len(data)).split(self.settings.batch_size):
-            if self.should_stop():
-                raise AbortedError("aborted while a gradient was computed")
-            resident.gradient.zero_()
-            self.task.loss(resident.module(data.x[rows]).float(), data.y[rows]).backward()
-            total += resident.gradient * (len(rows) / len(data))
-        at = resident.read()
-        vector = np.zeros_like(at.vector)
-        vector[: len(total)] = total.cpu().numpy()
-        return replace(at, vector=vector, counters=np.zeros_like(at.counters))
 
     @property
     def shared_parameters(self) -> Tensor:

@@ -7,10 +7,9 @@ To add one, derive from `LearningTask`, with a loss and measures, and name the c
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cfl_flare.core.config import as_spec, build, class_path, from_dict, require
-from cfl_flare.core.errors import ConfigError, DataError
+from cfl_flare.core.config import build_named, name_of, require
+from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.labels import FORMS, form_of
-from cfl_flare.training.losses import concordance, cox_loss, predicted, soft_dice
+from cfl_flare.training.losses import cox_loss, soft_dice
 from cfl_flare.training.measures import (
     LARGEST,
     OF_A_FINDING,
@@ -30,10 +29,10 @@ from cfl_flare.training.measures import (
     OF_FINDINGS,
     OF_MASKS,
     OF_NUMBERS,
+    OF_TIMES,
     RANGES,
     Measure,
-    accuracy,
-    macro_f1,
+    compared,
 )
 
 
@@ -144,7 +143,8 @@ class LearningTask(ABC):
         """One measure of a model on a test split; None where it is not defined there."""
         if name == "loss":
             return float(self.loss(outputs, targets))
-        return self.measures[name](predicted(outputs, self.link), targets, self)
+        measure = self.measures[name]
+        return measure(compared(measure, outputs, self.link), targets, self)
 
 
 @dataclass(frozen=True)
@@ -180,27 +180,27 @@ class Classification(LearningTask):
         losses = F.cross_entropy(outputs.flatten(0, 1), targets.repeat(len(outputs)), reduction="none")
         return losses.view(len(outputs), -1).double()
 
-    def measure(self, name: str, outputs: Tensor, targets: Tensor) -> float | None:
-        of_labels = {"accuracy": accuracy, "macro_f1": macro_f1}.get(name)
-        if of_labels is None:
-            return super().measure(name, outputs, targets)
-        return of_labels(targets.cpu().numpy(), outputs.argmax(1).cpu().numpy())
+
+@dataclass(frozen=True)
+class Findings(LearningTask):
+    """Findings that are there or not, each with an output, its logit."""
+
+    separable: ClassVar[bool] = True
+    link: ClassVar[str] = "sigmoid"
+    scored: ClassVar[bool] = True
+    always: ClassVar[tuple[str, ...]] = ("accuracy", "auroc", "loss")
+
+    threshold: float = setting(0.5, help="a finding is there from this probability on", gt=0, lt=1)
+    support: int = setting(10, help="test samples of a class, or with a finding, that supported_f1 asks for", ge=1)
 
 
 @dataclass(frozen=True)
-class Binary(LearningTask):
-    """A finding that is there or not: one output, its logit; labels 0 and 1."""
+class Binary(Findings):
+    """A finding that is there or not: one output; labels 0 and 1."""
 
     name: ClassVar[str] = "binary"
-    separable: ClassVar[bool] = True
-    link: ClassVar[str] = "sigmoid"
     classes: ClassVar[bool] = True
-    scored: ClassVar[bool] = True
-    always: ClassVar[tuple[str, ...]] = ("accuracy", "auroc", "loss")
     measures: ClassVar[Mapping[str, Measure]] = OF_A_FINDING
-
-    threshold: float = setting(0.5, help="the finding is there from this probability on", gt=0, lt=1)
-    support: int = setting(10, help="test samples of a class, or with a finding, that supported_f1 asks for", ge=1)
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         super()._check_outputs(outputs, y, where)
@@ -218,19 +218,12 @@ class Binary(LearningTask):
 
 
 @dataclass(frozen=True)
-class Multilabel(LearningTask):
-    """Several findings, each there or not: outputs ``(n, C)``, their logits; labels ``(n, C)`` of 0 and 1."""
+class Multilabel(Findings):
+    """Several findings, each there or not: outputs and labels ``(n, C)``, labels of 0 and 1."""
 
     name: ClassVar[str] = "multilabel"
-    separable: ClassVar[bool] = True
     form: ClassVar[str] = "several"
-    link: ClassVar[str] = "sigmoid"
-    scored: ClassVar[bool] = True
-    always: ClassVar[tuple[str, ...]] = ("accuracy", "auroc", "loss")
     measures: ClassVar[Mapping[str, Measure]] = OF_FINDINGS
-
-    threshold: float = setting(0.5, help="a finding is there from this probability on", gt=0, lt=1)
-    support: int = setting(10, help="test samples of a class, or with a finding, that supported_f1 asks for", ge=1)
 
     def outputs(self, y: np.ndarray) -> int:
         return y.shape[1]
@@ -275,6 +268,7 @@ class Survival(LearningTask):
     dtype: ClassVar[type[np.generic]] = np.float32
     relative: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("c_index", "loss")
+    measures: ClassVar[Mapping[str, Measure]] = OF_TIMES
 
     ties: str = setting("efron", help="how events at the same time are treated", choices=("efron", "breslow"))
 
@@ -282,8 +276,6 @@ class Survival(LearningTask):
         return cox_loss(outputs[:, 0], targets[:, 0], targets[:, 1], self.ties)
 
     def measure(self, name: str, outputs: Tensor, targets: Tensor) -> float | None:
-        if name == "c_index":  # of the outputs, as hazards may be beyond float32
-            return concordance(outputs[:, 0], targets[:, 0], targets[:, 1])
         return super().measure(name, outputs, targets) if targets[:, 1].any() else None
 
 
@@ -330,13 +322,7 @@ def build_task(
     """
     if isinstance(spec, LearningTask):
         return spec
-    settings = as_spec(spec, "task")
-    name = settings.pop("task", None)
-    if isinstance(name, str) and name in TASKS:
-        return from_dict(TASKS[name], settings, f"task {name}")
-    if isinstance(name, str) and "." in name:
-        return build({"class_path": name, "args": settings}, LearningTask, "task", authorize)  # type: ignore[type-abstract]
-    raise ConfigError(f"task {name!r} is unknown; there are {', '.join(TASKS)}, or package.Class")
+    return build_named(spec, "task", TASKS, LearningTask, authorize)  # type: ignore[type-abstract]
 
 
 def task_for(form: str) -> str:
@@ -348,5 +334,4 @@ def describe_task(task: Any) -> dict[str, Any]:
     """The dictionary from which `build_task` builds this task again; a ConfigError if it is no task."""
     wanted = "a task's name, 'package.Class', or a LearningTask"
     require(isinstance(task, LearningTask), f"training: task = {task!r} should be {wanted}")
-    known = TASKS.get(task.name) is type(task)
-    return {"task": task.name if known else class_path(task, "task"), **dataclasses.asdict(task)}
+    return {"task": name_of(task, "task", TASKS), **asdict(task)}

@@ -348,7 +348,9 @@ def test_a_job_with_other_private_layers_gets_no_memory(stores, caplog):
 
     run, site = process("bias")
     recalled(run, site, 0)
-    kept = site.runtime.first_private
+    private = site.runtime.division.private
+    assert private is not None
+    kept = site.runtime.untrained(0).take(private)
     site.memory["a"][PRIVATE] = kept
     run.remember(1)
     assert recalled(*process("bias"), 1)["a"] == {PRIVATE: kept.vector.tolist()}

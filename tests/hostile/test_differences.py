@@ -14,9 +14,9 @@ import pytest
 from torch import nn
 
 from cfl_flare.cli import main
-from cfl_flare.clustering.floor import exposed
 from cfl_flare.core.errors import DifferenceError
 from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.shares import exposed
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.task import Result
 from cfl_flare.flare.study.controller import StudyController
@@ -257,7 +257,7 @@ def test_too_many_groups_to_look_at_are_refused_and_not_searched_for_hours():
 
 
 def test_a_job_of_which_nobody_knows_is_refused_until_it_is_allowed(tmp_path, monkeypatch):
-    monkeypatch.setattr("cfl_flare.clustering.floor.MOST_GROUPS", 2)
+    monkeypatch.setattr("cfl_flare.core.shares.MOST_GROUPS", 2)
     record, facts = JobRecord(tmp_path, "a"), {"name": "ward", "data": "ward.csv"}
     record.join("1", ["a", "b", "c", "d"], 4, False, facts)
     for _ in range(2):

@@ -10,8 +10,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from cfl_flare.clustering.floor import Census, Floor, exposed, memberships
+from cfl_flare.clustering.floor import Census, Floor, memberships
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.shares import exposed
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.min_cluster_size import Means
 from cfl_flare.engine.newcomers import Finished, onboard_unseen
