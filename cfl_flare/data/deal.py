@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The base of all partition rules, how one deals out a pooled data set, and what is set aside before it does.
+"""The base of all partition rules, and how one deals out a pooled data set.
 
 A rule yields shares: the part of each class that each participant gets. Labels that are no class numbers are dealt out
 by the strata of `cfl_flare.data.labels`, each as a class. Training and test samples are dealt by the same shares, so
@@ -21,9 +21,8 @@ from cfl_flare.core.config import from_dict, require
 from cfl_flare.core.errors import CFLError, ConfigError, DataError
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.settings import check_settings
-from cfl_flare.data.files import find, read_npz
-from cfl_flare.data.labels import FORMS, form_of, strata
-from cfl_flare.data.samples import Samples, normalised
+from cfl_flare.data.labels import strata
+from cfl_flare.data.samples import Samples
 
 # Of a participant's samples, where training and test samples are dealt together (FedDSMIC 5.1).
 TEST_SHARE = 0.2
@@ -273,37 +272,3 @@ def dealt_by_patient(
 
     deal = dealt(heads(train, 0), heads(test, len(train)), rule, participants, seed, min_samples)
     return Deal(expanded(deal.train), expanded(deal.test), deal.truth)
-
-
-def draw_indicator(labels: np.ndarray, per_class: int, seed: int, where: str, spare: int = 0) -> np.ndarray:
-    """Indices of ``per_class`` samples (N_c) of each class, one class after the other (FedDSMIC sec. 4.2).
-
-    A server compares models' predictions on these. They depend on the labels and the seed alone, and a larger draw
-    contains the smaller ones. ``spare`` samples must be left of each class. A ConfigError if a class has too few, a
-    DataError if the labels are no class numbers.
-    """
-    chosen = [np.zeros(0, np.int64)]
-    if per_class and (form := form_of(labels, where)) != "class":
-        reason = f"labels are {FORMS[form]}, and indicator_samples = {per_class} are drawn of each class"
-        way_out = "name labels that are class numbers, or take a method without indicator samples"
-        raise DataError(f"{where}: {reason}; {way_out}")
-    for c in np.unique(labels) if per_class else ():
-        members = np.flatnonzero(labels == c)
-        wanted = f"indicator_samples = {per_class} of each class{' and others to train on' * bool(spare)}"
-        few = f"class {c} has {len(members)} training samples, too few for {wanted}"
-        enough = len(members) >= per_class + spare
-        require(enough, f"{where}: {few}; lower indicator_samples, or give more samples")
-        chosen.append(stream(seed, "indicator samples", int(c)).permutation(members)[:per_class])
-    return np.concatenate(chosen)
-
-
-def read_indicator(path: str, per_class: int, seed: int) -> Samples:
-    """Draws indicator samples, as models see them, from the training split of a file in MedMNIST's layout.
-
-    The file is found as by the source npz.
-    """
-    file = find(path, "indicator_file")
-    arrays, where = read_npz(file, ["train_images", "train_labels"]), f"indicator_file {file}"
-    samples = Samples.of_images(where, arrays["train_images"], arrays["train_labels"]).check(where)
-    chosen = samples.take(draw_indicator(samples.y, per_class, seed, where))
-    return Samples(normalised(chosen.x), chosen.y)

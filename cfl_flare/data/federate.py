@@ -15,11 +15,12 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.settings import Bounds, check_settings, setting
 from cfl_flare.core.text import shown, unique_names
-from cfl_flare.data.deal import Deal, Partition, dealt, dealt_by_patient, draw_indicator
+from cfl_flare.data.deal import Deal, Partition, dealt, dealt_by_patient
 from cfl_flare.data.labels import outputs_for
 from cfl_flare.data.partitions import Natural, build_partition
 from cfl_flare.data.preparation import Preparation
-from cfl_flare.data.samples import DataSource, Samples, check_patients, check_values, normalised, read, split_by_class
+from cfl_flare.data.samples import DataSource, Samples, check_patients, check_values, normalised, read
+from cfl_flare.data.splits import draw_indicator, split_by_class
 from cfl_flare.data.summary import ParticipantData, PartitionReport, participant_names, report_of
 
 T = TypeVar("T")

@@ -18,7 +18,8 @@ from cfl_flare.core.errors import DataError, FileError
 from cfl_flare.core.files import check_memory, open_regular
 from cfl_flare.core.settings import setting
 from cfl_flare.data.files import entries, find
-from cfl_flare.data.samples import NamedSource, Samples, split_by_class
+from cfl_flare.data.samples import NamedSource, Samples
+from cfl_flare.data.splits import split_by_class
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 # What Pillow may take such files for, whatever their names say; its other formats run programs, or are videos.

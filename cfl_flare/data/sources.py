@@ -28,7 +28,8 @@ from cfl_flare.data.hospitals import Heart, Stroke
 from cfl_flare.data.images import CONVERT, RESIZE, Folder
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
 from cfl_flare.data.preparation import UNSAID, Scaling
-from cfl_flare.data.samples import DataSource, NamedSource, Samples, Wrapped, checked, split_by_class
+from cfl_flare.data.samples import DataSource, NamedSource, Samples, Wrapped, checked
+from cfl_flare.data.splits import split_by_class
 from cfl_flare.data.summary import participant_names
 from cfl_flare.data.table import Table, columns_of
 

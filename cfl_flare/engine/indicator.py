@@ -13,8 +13,8 @@ from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, DataSource
-from cfl_flare.data.deal import read_indicator
 from cfl_flare.data.samples import Samples
+from cfl_flare.data.splits import read_indicator
 from cfl_flare.methods import Method
 from cfl_flare.methods.state import Predict
 from cfl_flare.training.ensemble import Predictor

@@ -29,7 +29,7 @@ from cfl_flare.core.errors import CFLError, ConfigError, DataError, PayloadError
 from cfl_flare.core.files import atomic_write, check_memory
 from cfl_flare.core.text import shown
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
-from cfl_flare.data.deal import read_indicator
+from cfl_flare.data.splits import read_indicator
 from cfl_flare.engine.indicator import Logits, logits_for
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result, Task, check_arrays

@@ -32,9 +32,10 @@ from cfl_flare.data import (
     dealt,
     report_of,
 )
-from cfl_flare.data.deal import draw_indicator, read_indicator, split
+from cfl_flare.data.deal import split
 from cfl_flare.data.federate import taken
 from cfl_flare.data.groups import LabelPermutation, Scanner
+from cfl_flare.data.splits import draw_indicator, read_indicator
 from cfl_flare.data.summary import participant_names
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans

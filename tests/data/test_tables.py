@@ -17,7 +17,8 @@ from cfl_flare.data import DataConfig, SiteData
 from cfl_flare.data.columns import Column, Columns, agreed, pooled
 from cfl_flare.data.features import encoded, inferred
 from cfl_flare.data.preparation import Preparation
-from cfl_flare.data.samples import Samples, split_by_class, split_by_time
+from cfl_flare.data.samples import Samples
+from cfl_flare.data.splits import split_by_class, split_by_time
 from cfl_flare.data.table import Table
 
 WARD = """age,sex,stage,smokes,seen,note,label

@@ -13,7 +13,7 @@ import pytest
 from cfl_flare.core.errors import CFLError, ConfigError, RunFailedError
 from cfl_flare.core.private import Division
 from cfl_flare.data import DataSource, Digits, Samples
-from cfl_flare.data.samples import split_by_class
+from cfl_flare.data.splits import split_by_class
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import check_private
