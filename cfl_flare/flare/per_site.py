@@ -82,6 +82,7 @@ class PerSiteController(ModelController):
         meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
         self._attempt = Attempt(self.results, str(meta.get("name", "job")))
         compat.keep_quiet()
+        compat.return_memory()
         compat.fail_undecodable(self.engine, self._give_up)
         runner = fl_ctx.get_prop(FLContextKey.RUNNER)
         self._requests = None if runner is None else compat.HeldRequests(runner)

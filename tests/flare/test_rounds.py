@@ -3,7 +3,10 @@
 """For which sites a round waits, and what a site remembers between the rounds in which it is asked."""
 
 import math
+import platform
 import re
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -201,6 +204,41 @@ def test_more_sites_than_flare_has_threads_can_answer_at_once():
     answers = [stream_utils.callback_thread_pool.submit(there.wait, 60) for _ in range(100)]
     stream_utils.callback_thread_pool.submit(there.set)
     assert all(answer.result() for answer in answers)
+
+
+MODELS_IN_PIECES = """
+import sys, threading
+import psutil
+from cfl_flare.flare.compat import return_memory
+
+small = []
+
+def receive():
+    for _ in range(3):  # models, with a little that stays after each piece
+        pieces = [(bytes(2**20), small.append(bytearray(4096)))[0] for _ in range(40)]
+        model = b"".join(pieces)
+        del pieces, model
+
+def growth():
+    before = psutil.Process().memory_info().rss
+    threads = [threading.Thread(target=receive) for _ in range(8)]
+    [thread.start() for thread in threads], [thread.join() for thread in threads]
+    return (psutil.Process().memory_info().rss - before) >> 20
+
+if sys.argv[1] == "True":
+    return_memory()
+print(growth())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than GNU's")
+def test_a_server_gives_back_the_memory_of_models_that_came_in_pieces():
+    command = [sys.executable, "-c", MODELS_IN_PIECES]
+    megabytes = {
+        back: int(subprocess.run([*command, str(back)], capture_output=True, text=True, check=True).stdout)
+        for back in (False, True)
+    }
+    assert megabytes[True] < 40 < 120 < megabytes[False]  # in eight threads, each model has 40
 
 
 def held(runner: Runner, most: int = 50) -> HeldRequests:
