@@ -312,6 +312,11 @@ def _place(tensor: torch.Tensor) -> Any:
     return (pointer, tensor.shape, tensor.stride(), tensor.dtype) if pointer else id(tensor)
 
 
+def pieces(size: int, start: int = 0) -> Iterator[slice]:
+    """The places of so many values from a first one on, few at a time: what is made of them fits into a cache."""
+    return (slice(at, min(at + PIECE, start + size)) for at in range(start, start + size, PIECE))
+
+
 class WeightedMean:
     """A running weighted mean of models in float64, in the order in which they are added; it holds one model.
 
@@ -325,20 +330,22 @@ class WeightedMean:
         self._counters = np.zeros(layout.counter_size, np.int64)
         self._weights = np.zeros(len(layout.entries), np.float64)
 
-    def add(self, params: Params, weight: float) -> None:
+    def add(self, params: Params, weight: float, start: Params | None = None) -> None:
+        """Adds a model, or the sum of a model ``start`` and a difference."""
         present = params.present
         for i, place in self._places():
             if present is None or present[i]:
-                self._sum[place] += np.multiply(params.vector[place], weight, dtype=np.float64)
+                values = params.vector[place] if start is None else start.vector[place] + params.vector[place]
+                self._sum[place] += np.multiply(values, weight, dtype=np.float64)
         self._weights += weight if present is None else weight * present
-        self._counters = np.maximum(self._counters, params.counters)
+        counters = params.counters if start is None else start.counters + params.counters
+        self._counters = np.maximum(self._counters, counters)
 
     def _places(self) -> Iterator[tuple[int, slice]]:
         """Short pieces of the float vector with the index of their entry: no copy of a whole model is made."""
         for i, entry in enumerate(self.layout.entries):
-            end = entry.offset + entry.size if entry.kind != "counter" else entry.offset
-            for start in range(entry.offset, end, PIECE):
-                yield i, slice(start, min(start + PIECE, end))
+            if entry.kind != "counter":
+                yield from ((i, place) for place in pieces(entry.size, entry.offset))
 
     def result(self, otherwise: Params) -> Params:
         """The mean; ``otherwise`` where no positive weight was added."""

@@ -9,7 +9,7 @@ server and on every site.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -263,26 +263,28 @@ class Method(ABC):
         return self.counts_in(state, update, assignment) if update.counts_in is None else update.counts_in
 
     def means(
-        self, state: ServerState, updates: Iterable[Update], assignment: Assignment = MappingProxyType({})
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment = MappingProxyType({})
     ) -> dict[str, Params]:
         """The bank, with the weighted mean of the models that count in each slot (thesis Eq. 2.6); other slots stay.
 
-        It takes one pass over the updates, as large ones are kept on disk.
+        One mean is added up after the other, and each update is read when it counts, as large ones are kept on disk.
         """
-        means: dict[str, WeightedMean] = {}
-        before = dict(state.bank)
-        for update in updates:
-            counts = self.counted(state, update, assignment)
-            for slot in (slot for slot in update.diffs if slot in counts):
-                model = state.bank[slot] + update.diffs[slot]
-                for name, weight in counts[slot].items():
-                    if name not in means:
-                        means[name] = WeightedMean(model.layout)
-                        before.setdefault(name, state.bank[slot])
-                    means[name].add(model, weight)
-        return {name: means.pop(name).result(model) if name in means else model for name, model in before.items()}
+        counts: dict[str, list[tuple[int, str, float]]] = {}
+        for place, update in enumerate(heads(updates)):
+            counted = self.counted(state, update, assignment)
+            for slot in (slot for slot in update.diffs if slot in counted):
+                for name, weight in counted[slot].items():
+                    counts.setdefault(name, []).append((place, slot, weight))
+        bank = dict(state.bank)
+        for name, members in counts.items():
+            sent = state.bank[members[0][1]]
+            mean = WeightedMean(sent.layout)
+            for place, slot, weight in members:
+                mean.add(updates[place].diffs[slot], weight, start=state.bank[slot])
+            bank[name] = mean.result(bank.get(name, sent))
+        return bank
 
-    def centres(self, state: ServerState, updates: Iterable[Update], assignment: Assignment) -> dict[str, Params]:
+    def centres(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> dict[str, Params]:
         """The same for each cluster's model; an empty cluster keeps its model, or begins with the common one."""
         means = self.means(state, updates, assignment)
         clusters = max([self.clusters_in(state), *(k + 1 for _, k, _ in memberships(assignment))])
