@@ -2,23 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Analysis of a round's clustering, as in the thesis: its objective, its clusterability, its cosine similarities.
 
-A round's updates may lie on disk: they are read one at a time, twice, and only a few models per cluster are in memory.
+A round's updates may lie on disk: they are read one at a time, and only a few models are in memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from cfl_flare.clustering.measures import inner_products
-from cfl_flare.core.params import Params, WeightedMean
+from cfl_flare.core.params import Params, WeightedMean, pieces
 from cfl_flare.methods import Assignment, Method, ServerState, Update
-from cfl_flare.methods.state import heads
+from cfl_flare.methods.state import Mapped, heads
 from cfl_flare.methods.wrapper import Clustering
 
 
@@ -39,20 +38,28 @@ class Cosines:
         self._sum: np.ndarray = np.zeros(0)
 
     def add(self, vector: np.ndarray) -> None:
-        wide = vector.astype(np.float64)
-        length = np.linalg.norm(wide)
+        length = math.sqrt(_squared(vector))
         if length > 0:
-            wide /= length
-            self._sum = np.add(self._sum, wide, out=self._sum) if self.count else wide
+            self._sum = self._sum if self.count else np.zeros(len(vector))
+            for place in pieces(len(vector)):
+                self._sum[place] += np.divide(vector[place], length, dtype=np.float64)
             self.count += 1
 
     def mean(self) -> float | None:
-        """The mean; None without a pair. No vector can be added any more."""
+        """The mean; None without a pair."""
         n = self.count
-        if n < 2:
-            return None
-        total = np.square(self._sum, out=self._sum).sum()
-        return float(np.clip((total - n) / (n * (n - 1)), -1, 1))
+        return float(np.clip((_squared(self._sum) - n) / (n * (n - 1)), -1, 1)) if n > 1 else None
+
+
+def _squared(vector: np.ndarray, other: np.ndarray | None = None) -> float:
+    """Squared length of a vector, or of its difference from another one, in float64."""
+    total = 0.0
+    for place in pieces(len(vector)):
+        part = vector[place].astype(np.float64)
+        if other is not None:
+            part -= other[place]
+        total += float(part @ part)
+    return total
 
 
 def analyse(
@@ -77,64 +84,62 @@ def analyse(
     rows: dict[int, list[int]] = {k: [] for k in range(clusters)}
     for i, name in enumerate(weights):
         rows[assignment[name]].append(i)
-    # A cluster at a time, so that the sums of one are in memory.
-    seen = [_Cluster.of(clustering, (updates[i] for i in rows[k]), centres.get(k)) for k in range(clusters)]
-    distances = {name: distance for cluster in seen for name, distance in cluster.distances.items()}
+    members_of = [Mapped(updates, places=rows[k]) for k in range(clusters)]
+    compared = [_compared(clustering, members, centres.get(k)) for k, members in enumerate(members_of)]
+    distances = {name: distance for of_cluster, _, _ in compared for name, distance in of_cluster.items()}
     total, weight = sum(weights[name] * distances[name] for name in weights), sum(weights.values())
     between = Cosines()
     for k in sorted(set(after.assignment.values()) & centres.keys()):
         between.add(centres[k])
-    within = [(cluster.cosine, cluster.count) for cluster in seen if cluster.cosine is not None]
-    compared = sum(count for _, count in within)
-    spread = [
-        None if cluster.mean is None else _clusterability(clustering, (updates[i] for i in rows[k]), cluster.mean)
-        for k, cluster in enumerate(seen)
-    ]
+    within = [(cosine, count) for _, cosine, count in compared if cosine is not None]
+    pairs = sum(count for _, count in within)
     return {
         "objective": _finite(total / weight) if weight else None,
-        "clusterability": spread,
-        "intra_cosine": _finite(sum(cosine * count for cosine, count in within) / compared) if compared else None,
+        "clusterability": [_clusterability(clustering, members) for members in members_of],
+        "intra_cosine": _finite(sum(cosine * count for cosine, count in within) / pairs) if pairs else None,
         "inter_cosine": _finite(between.mean()),
     }
 
 
-@dataclass(frozen=True)
-class _Cluster:
-    """What one pass over a cluster's updates tells.
+def _compared(
+    clustering: Clustering, updates: Sequence[Update], centre: np.ndarray | None
+) -> tuple[dict[str, float], float | None, int]:
+    """Of a cluster's vectors: by participant, the squared distance from the centre's; the mean cosine; their count."""
+    cosines, distances = Cosines(), dict[str, float]()
+    for update in updates:
+        vector = clustering.vector(update)
+        if centre is not None:
+            distances[update.participant] = _squared(vector, centre)
+        cosines.add(vector)
+    return distances, cosines.mean(), cosines.count
 
-    Attributes:
-        distances: by participant, the squared distance of its vector from the centre's.
-        cosine: mean cosine similarity of two of its vectors; None without two.
-        count: its vectors that are not zero.
-        mean: of its updates' models; None if nobody trained one.
+
+def _clusterability(clustering: Clustering, updates: Sequence[Update]) -> float | None:
+    """The farthest update's distance from their mean, in lengths of the mean; of the parameters alone.
+
+    Parameters that a site's filter removed from an update are left out of its distance.
     """
-
-    distances: dict[str, float]
-    cosine: float | None
-    count: int
-    mean: Params | None
-
-    @classmethod
-    def of(cls, clustering: Clustering, updates: Iterable[Update], centre: np.ndarray | None) -> _Cluster:
-        cosines, mean, distances = Cosines(), None, dict[str, float]()
-        for update in updates:
-            vector = clustering.vector(update)
-            if centre is not None:
-                apart = np.subtract(vector, centre, dtype=np.float64)
-                distances[update.participant] = float(np.square(apart, out=apart).sum())
-                del apart
-            cosines.add(vector)
-            moved = clustering.moved(update)
-            if moved is not None:
-                mean = mean or WeightedMean(moved.layout)
-                mean.add(moved, clustering.weight(update))
-        cosine = cosines.mean()
-        return cls(distances, cosine, cosines.count, None if mean is None else _result(mean))
-
-
-def _result(mean: WeightedMean) -> Params:
+    mean: WeightedMean | None = None
+    for update in updates:
+        moved = clustering.moved(update)
+        if moved is not None:
+            mean = mean or WeightedMean(moved.layout)
+            mean.add(moved, clustering.weight(update))
+    if mean is None:
+        return None
     layout = mean.layout
-    return mean.result(Params(layout, np.zeros(layout.size, np.float32), np.zeros(layout.counter_size, np.int64)))
+    result = mean.result(Params(layout, np.zeros(layout.size, np.float32), np.zeros(layout.counter_size, np.int64)))
+    del mean
+    parameters = [(i, entry.slice) for i, entry in enumerate(layout.entries) if entry.kind == "parameter"]
+
+    def distance(moved: Params) -> float:
+        present = [place for i, place in parameters if moved.present is None or moved.present[i]]
+        return sum(_squared(result.vector[place], moved.vector[place]) for place in present)
+
+    moves = (moved for update in updates if (moved := clustering.moved(update)) is not None)
+    farthest = max(map(distance, moves))
+    length = math.sqrt(_squared(result.vector[: layout.parameter_size]))
+    return _finite(math.sqrt(farthest) / length) if length else None
 
 
 def _centres(
@@ -153,25 +158,6 @@ def _centres(
         sums[k] = sums.get(k, 0.0) + weight * clustering.vector(update).astype(np.float64)
         weights[k] = weights.get(k, 0.0) + weight
     return {k: total / weights[k] for k, total in sums.items()}
-
-
-def _clusterability(clustering: Clustering, updates: Iterable[Update], mean: Params) -> float | None:
-    moves = (moved for update in updates if (moved := clustering.moved(update)) is not None)
-    farthest, length = max(_squared(mean, moved) for moved in moves), math.sqrt(_squared(mean))
-    return _finite(math.sqrt(farthest) / length) if length else None
-
-
-def _squared(mean: Params, moved: Params | None = None) -> float:
-    """Squared length of a mean update's parameters, or of their difference from one update's.
-
-    Parameters that a site's filter removed from that update are left out.
-    """
-    total = 0.0
-    for i, entry in enumerate(mean.layout.entries):
-        if entry.kind == "parameter" and (moved is None or moved.present is None or moved.present[i]):
-            part = mean.vector[entry.slice].astype(np.float64)
-            total += float(np.square(part if moved is None else part - moved.vector[entry.slice]).sum())
-    return total
 
 
 def gram(
