@@ -138,10 +138,11 @@ def size_entropy(sizes: Sequence[int]) -> float:
     >>> round(size_entropy([3, 3, 3]), 6), size_entropy([9, 0, 0])
     (1.0, 0.0)
     """
-    if len(sizes) < 2 or not sum(sizes):
+    from scipy.stats import entropy
+
+    if len(sizes) < 2 or not any(sizes):
         return 0.0
-    share = np.array([s for s in sizes if s]) / sum(sizes)
-    return float(abs(-(share * np.log(share)).sum() / np.log(len(sizes))))
+    return float(entropy(sizes, base=len(sizes)))
 
 
 def by_rank(values: Mapping[str, float], k: int) -> dict[str, int]:

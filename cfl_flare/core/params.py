@@ -49,6 +49,10 @@ class Entry:
     fc: bool
     offset: int = 0
 
+    def is_of(self, role: str) -> bool:
+        """Whether it belongs to a part of the model, one of `ROLES`."""
+        return {"all": True, "fc": self.fc, "head": self.head, "backbone": not self.head}[role]
+
     @property
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
@@ -163,18 +167,16 @@ class Layout:
     @cached_property
     def head(self) -> Layout:
         """The layout of the last fully connected layer alone."""
-        return self.restricted([e.name for e in self.entries if e.head])
+        return self.of_part("head")
 
     @cached_property
     def backbone(self) -> Layout:
         """The layout of everything else, buffers included."""
-        return self.restricted([e.name for e in self.entries if not e.head])
+        return self.of_part("backbone")
 
     def of_part(self, role: str) -> Layout:
         """The layout of ``"all"``, ``"fc"``, ``"head"`` or ``"backbone"``."""
-        if role == "fc":
-            return self.restricted([e.name for e in self.entries if e.fc])
-        return {"head": self.head, "backbone": self.backbone}.get(role, self)
+        return self.restricted([e.name for e in self.entries if e.is_of(role)])
 
     def join(self, *parts: Params) -> Params:
         """A whole model from parts that together have each of its arrays once."""
@@ -190,7 +192,7 @@ class Layout:
         if isinstance(role, str):
             if role not in ROLES:
                 raise ConfigError(f"part of the model {role!r} should be one of {', '.join(ROLES)} or a list of names")
-            chosen = [e for e in parameters if {"all": True, "fc": e.fc, "head": e.head, "backbone": not e.head}[role]]
+            chosen = [e for e in parameters if e.is_of(role)]
             if not chosen or (role == "backbone" and len(chosen) == len(parameters)):
                 raise ConfigError(f"the model has no {role!r} part: it needs a torch.nn.Linear layer and others")
         else:

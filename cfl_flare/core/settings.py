@@ -42,6 +42,13 @@ SHARE_OR_COUNT = Bounds(
 )
 
 
+def each(text: str, hold: Callable[[Any], bool], fewest: int = 1) -> Bounds:
+    """The bounds of a list of at least ``fewest`` values, of which each holds."""
+    return Bounds(
+        text, lambda values: isinstance(values, (list, tuple)) and len(values) >= fewest and all(map(hold, values))
+    )
+
+
 @dataclass(frozen=True)
 class Setting:
     """The facts of a setting, see `setting`; ``field`` is its name in the dataclass."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.seeds import stream
-from cfl_flare.core.settings import Bounds, setting
+from cfl_flare.core.settings import each, setting
 from cfl_flare.data.deal import Partition, Pool
 from cfl_flare.data.label_skew import IID, balanced_choices, blocks, split_evenly, used_classes
 from cfl_flare.data.labels import FORMS, form_of
@@ -34,15 +34,6 @@ class Grouped(Partition):
         return blocks(participants, self.groups)
 
 
-def _are_degrees(angles: Any) -> bool:
-    return isinstance(angles, (list, tuple)) and all(type(a) in (int, float) and -360 <= a <= 360 for a in angles)
-
-
-def _are_sizes(sizes: Any) -> bool:
-    is_whole = isinstance(sizes, (list, tuple)) and all(isinstance(n, int) and not isinstance(n, bool) for n in sizes)
-    return is_whole and len(sizes) > 0 and min(sizes) >= 1
-
-
 @dataclass(frozen=True)
 class Skewed(Grouped):
     """A rule with true groups that may have given sizes (thesis Fig. 7.6: 10, 10, 10, 10, 20, 30, 30, 70)."""
@@ -50,7 +41,7 @@ class Skewed(Grouped):
     group_sizes: Sequence[int] | None = setting(
         None,
         help="participants of each group, in place of equal groups; groups is then ignored",
-        bounds=Bounds("whole numbers >= 1 such as [10, 20, 70]", _are_sizes),
+        bounds=each("whole numbers >= 1 such as [10, 20, 70]", lambda n: type(n) is int and n >= 1),
     )
 
     def check(self, participants: int) -> None:
@@ -250,7 +241,7 @@ class Scanner(Shift):
     angles: Sequence[float] | None = setting(
         None,
         help="degrees by which each group after the first turns its images, in place of drawn ones",
-        bounds=Bounds("degrees such as [90, 180, 270]", _are_degrees),
+        bounds=each("degrees such as [90, 180, 270]", lambda a: type(a) in (int, float) and -360 <= a <= 360, fewest=0),
     )
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from cfl_flare.core.config import require
-from cfl_flare.core.settings import setting
+from cfl_flare.core.settings import each, setting
 from cfl_flare.data.deal import Partition, Pool, filled
 
 
@@ -103,16 +103,13 @@ class HeterogeneityTiers(Partition):
     equal_tests: ClassVar[bool] = True
 
     alphas: Sequence[float] = setting(
-        (1000, 1, 0.5, 0.1), help="concentration of each tier's label distributions, all > 0"
+        (1000, 1, 0.5, 0.1),
+        help="concentration of each tier's label distributions, all > 0",
+        bounds=each(
+            "a list of finite numbers > 0 such as [1000, 1, 0.5, 0.1]",
+            lambda alpha: type(alpha) in (int, float) and 0 < alpha < math.inf,
+        ),
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        listed = isinstance(self.alphas, (list, tuple)) and len(self.alphas) > 0
-        self.require(listed, f"alphas = {self.alphas!r} should be a list of numbers such as [1000, 1, 0.5, 0.1]")
-        for i, alpha in enumerate(self.alphas):
-            number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
-            self.require(number and 0 < alpha < math.inf, f"alphas[{i}] = {alpha!r} should be a finite number > 0")
 
     def check(self, participants: int) -> None:
         super().check(participants)
