@@ -23,7 +23,7 @@ from cfl_flare.engine.observers import ANSWERING
 from cfl_flare.engine.task import MAX_GROUPS, MAX_SAMPLES, Result, is_count
 from cfl_flare.flare.wire import ARRAYS, COUNTS, content_of
 from cfl_flare.methods import Participant, Update
-from cfl_flare.methods.fedavg import LONGEST
+from cfl_flare.methods.groups import LONGEST
 
 KEYS = frozenset({"schema", "error", "participants", "round", "results"})
 OF_PARTICIPANT = frozenset({"name", "samples", "group", "tested"})

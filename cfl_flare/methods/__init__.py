@@ -21,9 +21,10 @@ from cfl_flare.methods.drift import FedDrift
 from cfl_flare.methods.dsmic import FedDS, FedDSMIC
 from cfl_flare.methods.ensemble import Ensemble
 from cfl_flare.methods.fedac import FedAC
-from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Groups, Local, PerFedAvg
+from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local, PerFedAvg
 from cfl_flare.methods.fedsoft import FedSoft
 from cfl_flare.methods.flux import FLUX
+from cfl_flare.methods.groups import Groups
 from cfl_flare.methods.hierarchy import FLHC, FedGroup
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
