@@ -76,11 +76,11 @@ def label_divergences(labels: list[np.ndarray], smoothing: float = SMOOTHING) ->
 
 def distances(models: np.ndarray) -> dict[str, np.ndarray]:
     """``(m, m)`` by each likeness of models ``(m, d)``; the largest is the least alike."""
-    from cfl_flare.clustering.measures import directions, mapped, similarity
+    from cfl_flare.clustering.measures import directions, mapped
 
     rows = list(models)
     low = mapped(rows, directions(rows, DIMENSIONS))
-    return {"LrCos": 1 - similarity(low, low), "cosine": cosine_distances(models), "L2": euclidean_distances(models)}
+    return {"LrCos": cosine_distances(low), "cosine": cosine_distances(models), "L2": euclidean_distances(models)}
 
 
 def correlations(matrices: dict[str, np.ndarray], divergences: np.ndarray) -> dict[str, float]:
