@@ -27,14 +27,14 @@ class Ensemble(Wrapper):
     """
 
     name: ClassVar[str] = "ensemble"
-    paper: ClassVar[str] = "thesis sec. 3.6.1, 7.4.4"
+    paper: ClassVar[str] = "thesis sec. 3.5.2, 7.4.4"
 
     parts: tuple[Method, ...] = setting(
         help="the methods; each starts from seeds of its own, and at most one of them clusters"
     )
     vote: str = setting(
         "probabilities",
-        help="probabilities, soft voting (FedAvg+, thesis sec. 3.6.1), or logits, added (thesis Eq. 7.36)",
+        help="probabilities, soft voting (FedAvg+, thesis sec. 3.5.2), or logits, added (thesis Eq. 7.36)",
         choices=VOTES,
     )
 

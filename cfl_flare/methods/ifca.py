@@ -126,9 +126,9 @@ class IFCA(Method):
         return self.by_cluster(update, assignment) if self.warming(state) else self.by_slot(update)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """Averages each model over the participants that chose it (thesis Eq. 3.1a); an empty cluster keeps its model.
+        """Averages each model over the participants that chose it, by their samples (thesis Eq. 2.6; Eq. 3.1a has 1/m).
 
-        With penalties, the mean of the K models is kept as well (thesis Eq. 5.6).
+        An empty cluster keeps its model. With penalties, the mean of the K models is kept as well (thesis Eq. 5.6).
         """
         means = self.means(state, updates, assignment)
         if self.penalties:

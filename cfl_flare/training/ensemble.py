@@ -38,7 +38,7 @@ def combined(outputs: Tensor, vote: str, link: str = "softmax") -> Tensor:
     Args:
         outputs: ``(parts, n, classes)``, or ``(parts, n, classes, height, width)`` for masks.
         vote: ``"logits"`` adds them (Fed-CAM Eq. 1, thesis Eq. 7.36); ``"probabilities"`` is soft voting, the mean of
-            the parts' predictions: of softmax outputs in FedAvg+ (thesis sec. 3.6.1).
+            the parts' predictions: of softmax outputs in FedAvg+ (thesis sec. 3.5.2).
         link: what makes predictions of outputs, one of `LINKS`.
 
     Returns:
