@@ -82,7 +82,7 @@ class Site:
         self.runtime = Runtime(make_model, settings, seed, device, should_stop, private, authorize)
         check_task(method, self.runtime.task)
         check_private(method, self.runtime.division, private, task=self.runtime.task)
-        self._privacy, self._books, self._secret = settings.privacy, books or privacy.NoBooks(), secret
+        self._privacy, self._books, self._secret = settings.privacy, books or Books(), secret
         if self._privacy is not None:
             check_dp(method, settings, self.runtime.task, self.runtime.resident.module, evaluate_trained)
         self._accounts: dict[str, Account] = {}

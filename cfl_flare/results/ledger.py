@@ -26,7 +26,7 @@ from cfl_flare.core.errors import BudgetError, FileError, LedgerError
 from cfl_flare.core.text import plain
 from cfl_flare.results import schema
 from cfl_flare.results.balance import Balance, LedgerJob
-from cfl_flare.training.privacy import Spend, epsilon_of
+from cfl_flare.training.privacy import Books, Spend, epsilon_of
 
 # In the state root, and in the kit. No run has such a name.
 FOLDER, COUNTERS = "_privacy", "cfl_ledger"
@@ -268,7 +268,7 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class JobBooks:
+class JobBooks(Books):
     """A job's view of the ledger, in which its participants write."""
 
     ledger: Ledger

@@ -213,8 +213,11 @@ class SystemRandomness:
         return np.asarray(ndtri(self.random(4 * size)).reshape(4, size).sum(axis=0) / 2)
 
 
-class Books(Protocol):
-    """Where a site writes down what its participants spend, before the noise is drawn; by default nowhere."""
+class Books:
+    """Where a site writes down what its participants spend, before the noise is drawn.
+
+    These write nothing, as all of a simulation is known from its settings.
+    """
 
     def spend(self, participant: str, round_number: int, spends: Sequence[Spend]) -> None:
         """Writes what is about to be spent.
@@ -232,10 +235,6 @@ class Books(Protocol):
     def said(self, participant: str, counts: Mapping[str, int], spends: Sequence[Spend]) -> None:
         """Writes the numbers of samples that it is about to say, and what they spend."""
         return
-
-
-class NoBooks(Books):
-    """Those of a simulation, which writes nothing: all of a run is known from its settings."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from cfl_flare.training.privacy import (
     ORDERS,
     TEST,
     TRAIN,
+    Books,
     DPSettings,
-    NoBooks,
     NoisePlan,
     Queries,
     RoundAccount,
@@ -73,7 +73,7 @@ class Still:
         return np.full(size, self.normal)
 
 
-class Books(NoBooks):
+class Entered(Books):
     """What a participant entered, in order."""
 
     def __init__(self, counts: Mapping[str, int] | None = None):
@@ -89,14 +89,14 @@ class Books(NoBooks):
 
 def site_of(
     method: Method | None = None,
-    books: Books | None = None,
+    books: Entered | None = None,
     tested: bool = True,
     patients: Sequence[int] | None = None,
     **changes: Any,
 ) -> tuple[Site, ParticipantData]:
     dp = {"epsilon": 3.0, "max_grad_norm": 1.0, "rounds": 2, "measured": 1, **changes.pop("dp", {})}
     training = {"lr": 0.1, "momentum": 0.0, "batch_size": 2, "local_steps": 1, "task": "binary", "dp": dp, **changes}
-    books = books or Books({TRAIN: 5, TEST: 4})
+    books = books or Entered({TRAIN: 5, TEST: 4})
     test = TESTED if tested else (X[:0], Y[:0])
     site = Site(method or FedAvg(), Line, TrainSettings(**training), seed=0, books=books)
     data = ParticipantData("p", Samples(X, Y), Samples(*test))
@@ -116,7 +116,7 @@ def learner_of(site: Site, randomness: Still, round_number: int = 0) -> DPLearne
 
 def test_another_run_on_the_same_data_has_privacy_too() -> None:
     site, _ = site_of()
-    books = Books({TRAIN: 5, TEST: 4})
+    books = Entered({TRAIN: 5, TEST: 4})
     other = Site(FedAvg(), Line, site.runtime.settings, seed=0, books=books).with_data_of(site)
     learner_of(other, Still([0.0] * 5)).train(line(other, 0.0))
     assert other.samples("p") == 5 and [spend.what for _, spend in books.entered] == ["training"]
@@ -151,17 +151,17 @@ PATIENTS = (7, 3, 7, 7, 12, 12, 5)
 
 def test_a_patients_mean_gradient_is_clipped():
     """At w = 0 the samples' gradients are 0.5, -1, -0.25 and -4; the mean of patient 7 is -1.25, scaled to -1."""
-    site, _ = site_of(patients=PATIENTS, batch_size=3, books=Books({TRAIN: 4, TEST: 2}))
+    site, _ = site_of(patients=PATIENTS, batch_size=3, books=Entered({TRAIN: 4, TEST: 2}))
     assert learner_of(site, Still([0.1, 0.1])).train(line(site, 0.0)).vector == pytest.approx([-0.1 * (-1 - 1) / 3])
     alone = learner_of(site, Still([0.9, 0.1]))  # numbers are drawn for the patients in order: 3, then 7
     assert alone.train(line(site, 0.0)).vector == pytest.approx([-0.1 * -1 / 3])
-    wide, _ = site_of(patients=PATIENTS, batch_size=3, books=Books({TRAIN: 4, TEST: 2}), dp={"max_grad_norm": 9.0})
+    wide, _ = site_of(patients=PATIENTS, batch_size=3, books=Entered({TRAIN: 4, TEST: 2}), dp={"max_grad_norm": 9.0})
     trained = learner_of(wide, Still([0.1, 0.1])).train(line(wide, 0.0))
     assert trained.vector == pytest.approx([-0.1 * (-1 - 1.25) / 3])
 
 
 def test_a_patient_with_more_samples_than_a_batch_takes_part_with_as_many():
-    site, _ = site_of(patients=PATIENTS, batch_size=2, local_steps=40, books=Books({TRAIN: 4, TEST: 2}))
+    site, _ = site_of(patients=PATIENTS, batch_size=2, local_steps=40, books=Entered({TRAIN: 4, TEST: 2}))
     batches = learner_of(site, Still([0.1, 0.1]))._batches(np.random.default_rng(0), 40)
     drawn = [tuple(batch.tolist()) for batch in batches]
     assert {len(batch) for batch in drawn} == {3} and {batch[0] for batch in drawn} == {1}
@@ -170,7 +170,7 @@ def test_a_patient_with_more_samples_than_a_batch_takes_part_with_as_many():
 
 def test_losses_and_measures_count_each_patient_once():
     """At w = 1: of patient 12 one of two test samples is right, of patient 5 none."""
-    site, _ = site_of(CLoVE(k=1), patients=PATIENTS, books=Books({TRAIN: 4, TEST: 2}))
+    site, _ = site_of(CLoVE(k=1), patients=PATIENTS, books=Entered({TRAIN: 4, TEST: 2}))
     learner, log = learner_of(site, Still()), lambda z: -math.log(sigmoid(z))
     of_7 = (log(-1.0) + log(0.5) + log(8.0)) / 3
     assert learner.losses([line(site, 1.0)]) == pytest.approx([(of_7 + log(2.0)) / 4], rel=1e-5)
@@ -181,7 +181,7 @@ def test_losses_and_measures_count_each_patient_once():
 
 def test_patients_are_counted_and_not_samples():
     """The seed gives both sites the same noise."""
-    sites = [site_of(books=Books(), dp={"epsilon": 1000.0}, **of)[0] for of in ({}, {"patients": PATIENTS})]
+    sites = [site_of(books=Entered(), dp={"epsilon": 1000.0}, **of)[0] for of in ({}, {"patients": PATIENTS})]
     assert sites[0].samples("p") - sites[1].samples("p") == len(X) - 2
 
 
@@ -216,7 +216,7 @@ def test_a_patient_more_moves_a_step_by_the_clipping_norm_at_most(others, sample
     for chosen in (others, rows):
         x, y = np.array([[x] for _, x, _ in chosen], np.float32), np.array([int(y) for *_, y in chosen])
         split = Split.of(x, y, task=Binary(), patient=np.array([n for n, *_ in chosen]))
-        site, _ = site_of(batch_size=12, books=Books({TRAIN: 24, TEST: 2}))
+        site, _ = site_of(batch_size=12, books=Entered({TRAIN: 24, TEST: 2}))
         site._splits["p"] = split, site._splits["p"][1]
         steps.append(learner_of(site, Still([0.1] * split.patients)).train(line(site, 0.3)).vector[0])
     assert abs(steps[1] - steps[0]) <= 0.1 * 1.0 / 12 * (1 + 1e-5)
@@ -294,11 +294,11 @@ def test_choices_are_as_frequent_as_the_exponential_mechanism_says():
 
 def test_counts_are_said_once():
     """A count that was written down is said again, and spends nothing more."""
-    books = Books({TRAIN: 7, TEST: 2})
+    books = Entered({TRAIN: 7, TEST: 2})
     site, _ = site_of(books=books)
     assert site.samples("p") == 7 and site.learner("p", {}, 0).samples == 7
     assert not books.entered
-    drawn = {Site.samples(site_of(books=Books(), dp={"epsilon": e})[0], "p") for e in (0.5, 500.0)}
+    drawn = {Site.samples(site_of(books=Entered(), dp={"epsilon": e})[0], "p") for e in (0.5, 500.0)}
     assert len(drawn) == 2 and all(count >= 1 for count in drawn)
 
 
@@ -307,7 +307,7 @@ def test_what_is_spent_is_entered_before_noise_is_drawn():
         def standard_normal(self, size: int) -> np.ndarray:
             raise KeyboardInterrupt
 
-    books = Books({TRAIN: 5, TEST: 4})
+    books = Entered({TRAIN: 5, TEST: 4})
     site, _ = site_of(IFCA(k=2), books=books)
     models = [line(site, 0.0), line(site, 1.0)]
     for work in (lambda it: it.train(models[0]), lambda it: it.measured(it.tested(models[0]))):
@@ -320,7 +320,7 @@ def test_what_is_spent_is_entered_before_noise_is_drawn():
 @pytest.mark.parametrize("method", [FedAvg(), IFCA(k=2), CLoVE(k=2), Ditto(), Local()], ids=lambda m: m.name)
 def test_a_whole_run_spends_its_epsilon_and_no_more(method):
     """All that a round can enter, in all rounds, and once more what is measured and chosen after the last."""
-    books, queries = Books(), method.traits.queries
+    books, queries = Entered(), method.traits.queries
     site, _ = site_of(method, books=books, dp={"rounds": 5, "measured": 5})
     account = site._accounts["p"]
     for number in range(6):
@@ -408,7 +408,7 @@ def test_a_server_that_asks_for_numbers_without_a_mechanism_gets_none(questions)
 
 def test_secret_randomness_differs_and_seeded_does_not():
     def trained(secret: bool) -> np.ndarray:
-        site, _ = site_of(books=Books({TRAIN: 5, TEST: 4}))
+        site, _ = site_of(books=Entered({TRAIN: 5, TEST: 4}))
         site._secret = secret
         return site.learner("p", {}, 0).train(line(site, 0.0)).vector
 

@@ -28,8 +28,8 @@ from cfl_flare.training.privacy import (
     TEST,
     TRAIN,
     Account,
+    Books,
     DPSettings,
-    NoBooks,
     NoisePlan,
     Queries,
     RoundAccount,
@@ -112,8 +112,8 @@ def test_what_a_run_enters_is_within_its_epsilon_and_near_it(method: Method, mon
         for spend in spends:
             entered.setdefault((participant, spend.split), []).append(spend)
 
-    monkeypatch.setattr(NoBooks, "spend", lambda self, name, number, spends: enter(name, spends))
-    monkeypatch.setattr(NoBooks, "said", lambda self, name, counts, spends: enter(name, spends))
+    monkeypatch.setattr(Books, "spend", lambda self, name, number, spends: enter(name, spends))
+    monkeypatch.setattr(Books, "said", lambda self, name, counts, spends: enter(name, spends))
     run_loop(
         method=method,
         model=MODEL,
@@ -150,7 +150,7 @@ def learner_of(
     dp = DPSettings(epsilon=1.0, max_grad_norm=clip)
     settings = TrainSettings(lr=lr, momentum=0.0, batch_size=256, local_steps=spend.steps, dp={"epsilon": 1.0})
     plan = NoisePlan(spend, spend, spend, 1)
-    account = Account("p", dp, plan, {TRAIN: len(split), TEST: len(split)}, Queries(), NoBooks())
+    account = Account("p", dp, plan, {TRAIN: len(split), TEST: len(split)}, Queries(), Books())
     generator = np.random.default_rng(seed)
     return DPLearner(
         Runtime(make, settings, seed),
