@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import FileError, PayloadError
 from cfl_flare.core.files import MOST_JSON, atomic_write, check_memory, make_folder, open_regular, parse_json
+from cfl_flare.core.params import Layout, Params, weighted_mean
 
 META, CHECKSUM, BLANK = "cfl_flare", "cfl_flare_sha256", "0" * 64
 
@@ -165,3 +166,44 @@ class Archive:
         for path in sorted(self.folder.glob("*@*.npy")):
             name, _, version = path.stem.rpartition("@")
             yield path, name, int(version)
+
+
+class LatestModels:
+    """The latest known model of each participant, in an archive; one at a time is in memory.
+
+    Its ``versions`` are, by participant, the round of its model and its number of samples.
+    """
+
+    def __init__(self, archive: Archive, layout: Layout, versions: Mapping[str, tuple[int, float]]):
+        self._archive, self._layout, self.versions = archive, layout, versions
+
+    def keep(self, name: str, model: Params) -> None:
+        """Writes a participant's model, as of the round in ``versions``."""
+        version, _ = self.versions[name]
+        self._archive.put(f"model of {name}", version, model.vector)
+        if len(model.counters):
+            self._archive.put(f"counters of {name}", version, model.counters)
+
+    def parameters(self, name: str) -> np.ndarray:
+        """A model's parameters without buffers, ``(parameter_size,)``, memory-mapped."""
+        return self.model(name).vector[: self._layout.parameter_size]
+
+    def model(self, name: str) -> Params:
+        """A model, memory-mapped."""
+        version, _ = self.versions[name]
+        vector = self._archive.get(f"model of {name}", version)
+        if not self._layout.counter_size:
+            return Params(self._layout, vector)
+        return Params(self._layout, vector, self._archive.get(f"counters of {name}", version))
+
+    def mean(self, names: Sequence[str], weighting: str, otherwise: Params) -> Params:
+        """The mean of some models, weighted by ``"samples"`` or uniform; ``otherwise`` if there are none."""
+        return weighted_mean(((self.model(name), self.weight([name], weighting)) for name in names), otherwise)
+
+    def weight(self, names: Sequence[str], weighting: str) -> float:
+        return float(sum(self.versions[name][1] for name in names) if weighting == "samples" else len(names))
+
+    def spread(self, names: Sequence[str], centre: Params) -> float:
+        """Mean squared distance from some participants' parameters to those of a centre."""
+        middle = centre.part("all").astype(np.float64)
+        return float(np.mean([np.square(self.parameters(name) - middle).sum() for name in names]))

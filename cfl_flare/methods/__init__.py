@@ -15,7 +15,8 @@ from cfl_flare.methods.auto_k import AUTO, AutoK, automatic
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.cam import CAM
 from cfl_flare.methods.cfl import CFL
-from cfl_flare.methods.clove import CFLGP, CLoVE
+from cfl_flare.methods.cflgp import CFLGP
+from cfl_flare.methods.clove import CLoVE
 from cfl_flare.methods.cuau import FedCUAU
 from cfl_flare.methods.drift import FedDrift
 from cfl_flare.methods.dsmic import FedDS, FedDSMIC

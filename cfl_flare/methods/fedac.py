@@ -4,29 +4,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cfl_flare.clustering.agglomerative import distances_between
 from cfl_flare.clustering.kmeans import closest, first_kmeans, numbered
 from cfl_flare.clustering.measures import directions, mapped
+from cfl_flare.core.arrays import LatestModels
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, weighted_mean
 from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.personal import OwnModel
 from cfl_flare.methods.slots import GLOBAL, cluster_slot, require_part
 from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update
-from cfl_flare.methods.tuning import Clusters, LatestModels, as_json, tune
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.losses import Pull, Term
 
 PHI, MAP = "phi", "map"
 # How mapped models are compared: by their cosine (Eq. 4), or by their distance (the paper's ablation).
 METRICS = {"lrcos": "cosine", "l2": "euclidean"}
+Halves = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,3 +226,114 @@ class FedAC(OwnModel):
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The centres and the common model; the participants' own models stay with them."""
         return {slot: Served((model,)) for slot, model in state.bank.items() if slot != PHI}
+
+
+@dataclass
+class Clusters:
+    """A round's clusters after the M-step; tuning changes them in place.
+
+    Attributes:
+        members: names by cluster id; an empty cluster is left alone.
+        ids: ids given out so far.
+        known: the participants' models, which count in a centre by ``weighting``, as the method's setting.
+        inside: cached spread of clusters, as computing it reads their members' models; a change of a cluster drops it.
+    """
+
+    members: dict[int, list[str]]
+    centres: dict[int, Params]
+    ids: int
+    known: LatestModels
+    weighting: str
+    inside: dict[int, float] = field(default_factory=dict)
+
+    def dispersion(self) -> dict[int, float]:
+        """G_k = Dist_intra / Dist_inter of each cluster in use; infinity for one without any other apart."""
+        spread = {}
+        used = [k for k, names in self.members.items() if names]
+        for row, (k, squares) in enumerate(zip(used, self.between(used))):
+            if k not in self.inside:
+                self.inside[k] = self.known.spread(self.members[k], self.centres[k])
+            others = np.delete(squares, row)
+            apart = float(others.mean()) if len(others) else 0.0
+            spread[k] = self.inside[k] / apart if apart > 0 else float("inf")
+        return spread
+
+    def between(self, used: Sequence[int]) -> np.ndarray:
+        """Squared distances between these centres, computed after subtracting their mean."""
+        from sklearn.metrics.pairwise import euclidean_distances
+
+        rows = np.stack([self.centres[k].part("all").astype(np.float64) for k in used])
+        return np.asarray(euclidean_distances(rows - rows.mean(axis=0), squared=True))
+
+    def merge(self, cluster: int, into: int) -> None:
+        """Moves a cluster's members to another one, and drops its id."""
+        members = self.members[into] + self.members.pop(cluster)
+        self._set(into, members, self.centres.pop(cluster))
+
+    def split(self, cluster: int, halves: tuple[list[str], list[str]]) -> int:
+        """Moves the second half of a cluster's members to a new cluster, and returns its id."""
+        new, before = self.ids, self.centres[cluster]
+        self.ids += 1
+        for k, names in zip((cluster, new), halves):
+            self._set(k, names, before)
+        return new
+
+    def _set(self, cluster: int, names: list[str], otherwise: Params) -> None:
+        self.members[cluster], self.centres[cluster] = names, self.known.mean(names, self.weighting, otherwise)
+        self.inside.pop(cluster, None)
+
+
+def tune(
+    clusters: Clusters, halves: Halves, low: float, high: float, past: Sequence[dict[str, int]]
+) -> list[dict[str, int]]:
+    """One pass of the tuning: G_k is computed for all clusters first, then each cluster changes at most once.
+
+    A cluster of two members or more with G_k below ``low`` is merged into the nearest one, with G_k above ``high`` it
+    is split by ``halves``. ``past`` has such changes that may not be undone yet.
+
+    Returns:
+        ``{"cluster", "into"}`` for a merge, ``{"cluster", "new"}`` for a split. The clusters are changed in place.
+    """
+    spread = clusters.dispersion()
+    if len(spread) == 1:
+        return _first_split(clusters, halves, low, high, past)
+    ids, between = list(spread), clusters.between(list(spread))
+    np.fill_diagonal(between, np.inf)
+    were_split, were_merged = {(c["cluster"], c.get("new")) for c in past}, {c.get("into") for c in past}
+    changed: set[int] = set()
+    changes = []
+    for cluster, squares in zip(ids, between):
+        if cluster in changed or len(clusters.members[cluster]) < 2:
+            continue
+        nearest = ids[int(squares.argmin())]
+        if spread[cluster] < low:
+            if nearest not in changed and (min(cluster, nearest), max(cluster, nearest)) not in were_split:
+                clusters.merge(cluster, nearest)
+                changes.append({"cluster": cluster, "into": nearest})
+                changed |= {cluster, nearest}
+        elif spread[cluster] > high and cluster not in were_merged:
+            changed.add(cluster)
+            if all(parts := halves(clusters.members[cluster])):
+                changes.append({"cluster": cluster, "new": clusters.split(cluster, parts)})
+    return changes
+
+
+def _first_split(
+    clusters: Clusters, halves: Halves, low: float, high: float, past: Sequence[dict[str, int]]
+) -> list[dict[str, int]]:
+    """A single cluster has no G: a split is tried, and kept if both halves end with a <= G <= b."""
+    ((cluster, names),) = [(k, names) for k, names in clusters.members.items() if names]
+    parts = halves(names)
+    if not all(parts) or any(c.get("into") == cluster for c in past):
+        return []
+    tried = replace(clusters, members={**clusters.members}, centres={**clusters.centres}, inside={**clusters.inside})
+    change = {"cluster": cluster, "new": tried.split(cluster, parts)}
+    if not all(low <= g <= high for g in tried.dispersion().values()):
+        return []
+    clusters.split(cluster, parts)
+    return [change]
+
+
+def as_json(spread: dict[int, float]) -> dict[str, Any]:
+    """G_k by cluster, None where it is infinite: a single cluster, or centres that coincide."""
+    return {str(k): g if math.isfinite(g) else None for k, g in spread.items()}

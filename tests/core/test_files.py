@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from cfl_flare.core import text
-from cfl_flare.core.arrays import Archive, load_arrays, save_arrays
+from cfl_flare.core.arrays import Archive, LatestModels, load_arrays, save_arrays
 from cfl_flare.core.errors import ConfigError, DataError, FileError, PayloadError
 from cfl_flare.core.files import (
     append,
@@ -37,7 +37,6 @@ from cfl_flare.core.seeds import derive, stream
 from cfl_flare.core.text import NAME, plain, shown, unique_names
 from cfl_flare.data.files import read_npz
 from cfl_flare.data.table import Table
-from cfl_flare.methods.tuning import LatestModels
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import Store, StoreError
 from tests.processes import bomb, odd_files

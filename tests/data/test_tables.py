@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, SiteData
-from cfl_flare.data.agreement import agreed, pooled
-from cfl_flare.data.columns import Column, Columns
+from cfl_flare.data.columns import Column, Columns, agreed, pooled
 from cfl_flare.data.features import encoded, inferred
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.samples import Samples

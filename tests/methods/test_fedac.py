@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cfl_flare.core.arrays import Archive
+from cfl_flare.core.arrays import Archive, LatestModels
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import CGPFL, Download, Ensemble, FedAC, ServerState, Update
-from cfl_flare.methods.tuning import Clusters, LatestModels, tune
+from cfl_flare.methods.fedac import Clusters, tune
 from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.report.figures import draw
 from cfl_flare.results.metrics import measure_round
