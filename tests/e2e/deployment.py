@@ -54,6 +54,11 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def cache_home() -> str:
+    """Where this user keeps the report's script, which other homes need not make anew."""
+    return os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+
+
 def until(what: str, ready: Callable[[], object], seconds: float = 300) -> None:
     """Waits for a condition, so that no test depends on how fast the machine is."""
     deadline = time.monotonic() + seconds
@@ -133,6 +138,7 @@ class Deployment:
             "PATH": path,
             "PYTHONPATH": f"{START}{os.pathsep}{ROOT}",
             "HOME": str(self.folder),
+            "XDG_CACHE_HOME": cache_home(),
             "OMP_NUM_THREADS": "1",
         }
         env |= {"CFL_STATE_ROOT": str(self.state_root(name)), "TMPDIR": str(self.folder / "tmp")}

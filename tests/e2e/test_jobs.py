@@ -34,6 +34,7 @@ from cfl_flare.flare.job.recipe import allow
 from cfl_flare.methods import build_method
 from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.run_dir import Run, find_runs, load_run
+from tests.e2e.deployment import cache_home
 from tests.e2e.plugin import Hinge, Parity
 
 pytestmark = pytest.mark.slow
@@ -52,6 +53,7 @@ def nvflare(tmp_path):
     (tmp_path / "data").mkdir()
     np.savez(tmp_path / "data" / "site.npz", **arrays, test_labels=test.y)
     places = {"HOME": tmp_path, "CFL_DATA": tmp_path / "data" / "site.npz", "CFL_STATE_ROOT": tmp_path / "state"}
+    places |= {"XDG_CACHE_HOME": cache_home()}
     command = [sys.executable, "-c", "from nvflare.cli import main; main()"]
 
     def run(*words: str) -> str:

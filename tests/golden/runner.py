@@ -197,6 +197,7 @@ def simulate_job(job: Path, folder: Path) -> Path:
 def process(code: str, words: list[str], folder: Path) -> None:
     """Runs a command in a process of its own, with a state root in the case's folder."""
     env = {**os.environ, "PYTHONPATH": _package_root(), "CFL_STATE_ROOT": str(folder / "state"), "HOME": str(folder)}
+    env.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # where the report's script is
     done = subprocess.run(
         [sys.executable, "-c", code, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=600
     )
