@@ -220,6 +220,8 @@ def test_hospitals_without_data_or_with_another_version_are_left_out_until_they_
     with trial.paused(ONE):
         trial.restart(TWO)
         until("the job to start there again", lambda: f"{TWO} has come back" in trial.log(job_id))
+        own = trial.kits / TWO / job_id / "log.txt"  # its process must be up before the rounds that are left are done
+        until("its process to be up", lambda: own.read_text().count("client runner started") > 1)
     status, run = trial.ended(job_id)
     assert status == "FINISHED:COMPLETED"
     assert f"{TWO} is left out: missing" in left_out and f"{THREE} is left out:" in left_out
