@@ -31,8 +31,9 @@ from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.samples import channels_first, check_values, normalised
 from cfl_flare.results.gate import check_file
 from cfl_flare.results.model_file import model_of, read_model, task_of
+from cfl_flare.results.remarks import listed
 from cfl_flare.results.run_dir import MODELS, SERVED, the_run
-from cfl_flare.results.served import PREPARATIONS, listed, preparation_of, served_file
+from cfl_flare.results.served import PREPARATIONS, preparation_of, served_file
 from cfl_flare.training.ensemble import Ensemble
 from cfl_flare.training.formats import FORMATS, Portable, write_formats
 from cfl_flare.training.losses import predicted
@@ -44,16 +45,21 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 BATCH = 256
 
 
-def add_predict_options(command: Parser) -> None:
+def _add_model(command: Parser, whose: str) -> None:
+    """The options that name a model."""
     command.add_argument("run", help="a .safetensors model, or a folder with one: a run's, or a site's state folder")
     which = "which of a run's models, if it has several: cluster-0, ...; default: the participant's"
     command.add_argument("--slot", metavar="NAME", help=which)
+    of_table = "as at the end of the run; with --slot, whose filling up and scaling of a table is used"
+    command.add_argument("--participant", metavar="NAME", help=f"{whose}, {of_table}")
+    command.add_argument("--model", metavar="CLASS", help="the model's class, if it is one of your own: package.Class")
+
+
+def add_predict_options(command: Parser) -> None:
+    _add_model(command, "who predicts")
     command.add_argument("--data", required=True, metavar="D", help="a folder of images, an .npz file, or a table")
-    whose = "who predicts, as at the end of the run; with --slot, whose filling up and scaling of a table is used"
-    command.add_argument("--participant", metavar="NAME", help=whose)
     command.add_argument("--id", metavar="COLUMN", help="the table's column that names its rows in the predictions")
     command.add_argument("--array", metavar="NAME", help="the array of an .npz file; default: images, or test_images")
-    command.add_argument("--model", metavar="CLASS", help="the model's class, if it is one of your own: package.Class")
     command.add_argument("--out", required=True, metavar="CSV", help="where the predictions go")
 
 
@@ -225,12 +231,7 @@ def outputs_of(
 
 
 def add_convert_options(command: Parser) -> None:
-    command.add_argument("run", help="a .safetensors model, or a folder with one: a run's, or a site's state folder")
-    which = "which of a run's models, if it has several: cluster-0, ...; default: the participant's"
-    command.add_argument("--slot", metavar="NAME", help=which)
-    whose = "whose model, as at the end of the run; with --slot, whose filling up and scaling of a table is used"
-    command.add_argument("--participant", metavar="NAME", help=whose)
-    command.add_argument("--model", metavar="CLASS", help="the model's class, if it is one of your own: package.Class")
+    _add_model(command, "whose model")
     formats = f"one or several of {', '.join(FORMATS)} (%(default)s); monai is for images"
     command.add_argument("--formats", default="onnx", metavar="F,F", help=formats)
     command.add_argument("--out", required=True, metavar="DIR", help="where the files go; a new folder")

@@ -27,7 +27,8 @@ from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.methods import METHODS, PENALTIES, Method
 from cfl_flare.models import MODELS
 from cfl_flare.report import write
-from cfl_flare.report.table import heading, partition_table, print_whole, results_table
+from cfl_flare.report.table import in_table, partition_table, print_whole, results_table
+from cfl_flare.report.text import measure_name
 from cfl_flare.results.metrics import of_training
 from cfl_flare.results.served import columns_of
 from cfl_flare.training.settings import TrainSettings
@@ -170,7 +171,7 @@ def newcomer_table(newcomer: Newcomer, rule: str) -> Table:
     cluster = "no clusters" if newcomer.cluster is None else str(newcomer.cluster)
     metrics = {key.removeprefix("served_"): value for key, value in newcomer.metrics.items()}
     measures = {name: f"{value:.3f}" for name, value in metrics.items() if not of_training(name)}
-    for column in ("name", "cluster", "joined by", "rounds", *map(heading, measures)):
-        table.add_column(column)
+    for column in ("name", "cluster", "joined by", "rounds", *map(measure_name, measures)):
+        table.add_column(in_table(column))
     table.add_row(escape(newcomer.name), cluster, escape(rule) or "-", str(newcomer.rounds), *measures.values())
     return table

@@ -27,12 +27,13 @@ from cfl_flare.data.summary import clipped_line
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.engine.study.candidates import StudySettings, check_candidates, first_candidates
-from cfl_flare.engine.study.file import as_kept, differing, finished, journal_of, save
 from cfl_flare.engine.study.halving import VALIDATION, Study
 from cfl_flare.engine.study.in_process import InProcess
+from cfl_flare.engine.study.journal import Journal, as_json, differing, finished
 from cfl_flare.methods import Groups, Method
 from cfl_flare.report import write
-from cfl_flare.report.table import candidates_table, hospitals_table, print_whole
+from cfl_flare.report.study import candidates_table, hospitals_table
+from cfl_flare.report.table import print_whole, printed
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.study import STUDY, load_study
 from cfl_flare.training.settings import TrainSettings
@@ -88,11 +89,11 @@ def study(arguments: argparse.Namespace) -> None:
 
 def print_study(console: Console, result: Mapping[str, Any]) -> None:
     """Prints what a study says so far, as its file holds it."""
-    print_whole(console, candidates_table(result))
+    print_whole(console, printed("candidates", candidates_table(result)))
     if result["verdict"] is None:
         say(console, "no verdict yet: the study was interrupted")
     else:
-        print_whole(console, hospitals_table(result))
+        print_whole(console, printed("what it brings each hospital", hospitals_table(result)))
         say(console, *result["verdict"]["sentences"])
     rounds, everything, seconds = (result["cost"][name] for name in ("rounds", "everything", "seconds"))
     say(console, f"cost: {rounds} rounds, {everything} for all candidates to the end; {seconds:.0f} seconds")
@@ -150,17 +151,17 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
     candidates = first_candidates(trainer.module, methods, trainer.training.built_task())
     check_candidates(trainer.plan, candidates)
     compared = {key: value for key, value in asdict(settings).items() if key != "minutes"}  # more minutes go on with it
-    facts = as_kept(trainer.described(candidates, compared))
+    facts = as_json(trainer.described(candidates, compared))
     attempt = earlier(out, facts)
     if attempt is not None and finished(attempt, trainer.rounds):
         return attempt
     make_folder(out)
     say(console, *plan.data.described(trainer.reader), *clipped_line(trainer.hosted(VALIDATION)))
-    journal, report, seed = journal_of(attempt), partial(say, console), plan.server.seed
-    running = Study(trainer, candidates, settings, journal, lambda new: save(out, running, new, facts), report, seed)
+    journal, report, seed = Journal.of(attempt), partial(say, console), plan.server.seed
+    running = Study(trainer, candidates, settings, journal, lambda _: running.write(out, facts), report, seed)
     with trainer.locked():
         options.write_config(arguments, out / CONFIG)
-        save(out, running, running.journal, facts)
+        running.write(out, facts)
         running.run()
     if running.journal.rungs[-1].rounds == trainer.rounds:
         trainer.clean()

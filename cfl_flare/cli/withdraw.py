@@ -23,8 +23,8 @@ from cfl_flare.core.files import atomic_write, read_json
 from cfl_flare.core.text import shown
 from cfl_flare.results import schema
 from cfl_flare.results.lineage import seal
+from cfl_flare.results.remarks import listed
 from cfl_flare.results.run_dir import MODELS, Run, load_run, the_run
-from cfl_flare.results.served import listed
 from cfl_flare.results.withdrawal import WITHDRAWAL, Withdrawal, at_real_sites, leaving, withdrawal
 
 META: schema.Fields = {
@@ -80,7 +80,7 @@ def withdraw(arguments: argparse.Namespace) -> None:
 
 def lines_of(run: Run, report: Withdrawal, written: dict[str, Any], real: bool) -> list[str]:
     """What is said of a withdrawal."""
-    who = listed([*report.withdrawn])
+    who = listed(report.withdrawn)
     if report.first_round is None:
         figures = f"{len(report.files)} files are of figures to which they may have added"
         return [f"{who} trained in no round, and touched no model; {figures}", f"report: {run.folder / WITHDRAWAL}"]
@@ -115,7 +115,7 @@ def run_without(run: Run, report: Withdrawal, out: Path) -> Path:
     methods = [build_named(text, penalties, groups=groups) for text, penalties in original.method]
     chosen = dict(zip(run_names(methods), original.method))
     name = run.folder.resolve().name
-    require(name in chosen, f"withdraw: {config} has no run {shown(name)}; it has {listed([*chosen])}")
+    require(name in chosen, f"withdraw: {config} has no run {shown(name)}; it has {listed(chosen)}")
     absent = [person["name"] for person in run.summary["participants"] if person["name"] not in report.again]
     method, penalties = chosen[name]
     words += ["--out", str(out), "--method", method, *(word for p in penalties for word in ("--penalty", p))]

@@ -52,6 +52,12 @@ class Change:
     diff: list[str]
     operators: str | None = None
 
+    @classmethod
+    def of(cls, file: Path, before: str, after: str) -> Change:
+        """The change of a file from one text to another."""
+        diff = _diff(before, after, file.name, file.name)
+        return cls(file, after if diff else None, diff)
+
     def write(self) -> Path | None:
         """Makes the change; returns the backup of the operator's own file, if one was made.
 
@@ -154,8 +160,8 @@ def policy_change(local: Path, data_roots: Sequence[str] = (), **limits: float |
         require(Path(root).is_dir(), f"site: --data-root {root!r} is not a folder; make it first")
     values: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     new = replace(old, data_roots=tuple(dict.fromkeys((*old.data_roots, *roots))), **values)
-    before, after = (written({name: getattr(policy, name) for name in changed(policy)}) for policy in (old, new))
-    return Change(local / POLICY, after if new != old else None, _diff(before, after, POLICY, POLICY))
+    texts = (written({name: getattr(policy, name) for name in changed(policy)}) for policy in (old, new))
+    return Change.of(local / POLICY, *texts)
 
 
 def console_change(local: Path) -> Change:
@@ -174,8 +180,7 @@ def privacy_change(local: Path) -> Change:
         after = allowed.with_ledger(before)
     except (FileError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"site: {file} is no privacy policy ({error}); correct it, or remove it") from error
-    diff = _diff(written(before) if before else "", written(after), PRIVACY, PRIVACY)
-    return Change(file, written(after) if after != before else None, diff)
+    return Change.of(file, written(before) if before else "", written(after))
 
 
 def _diff(before: str, after: str, old: str, new: str) -> list[str]:

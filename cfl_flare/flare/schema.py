@@ -16,6 +16,7 @@ import numpy as np
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.app_common.abstract.fl_model import FLModel
 
+from cfl_flare.core.config import require
 from cfl_flare.core.errors import PayloadError, failure_text
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.text import shown
@@ -30,7 +31,8 @@ OF_PARTICIPANT = frozenset({"name", "samples", "group", "tested"})
 CLIPPED = "clipped"  # of a simulation's participants alone
 LABEL = "label"  # of participants that name one of the job's groups
 OF_RESULT = frozenset({"error", "samples", "cluster", "carrier", *ANSWERING})
-MAX_CLIPPED = 10**12
+# Those of a participant; all but the samples may be None.
+WHOLE_NUMBERS = {"samples": (1, MAX_SAMPLES), "group": (0, MAX_GROUPS), CLIPPED: (0, 10**12)}
 NUMBERS = (np.ndarray, np.generic, int, float)
 
 
@@ -51,27 +53,26 @@ def decode_check_in(
     if not isinstance(said, list) or len(said) > most:
         count = f"{len(said)} participants, of which the server takes {most}" if isinstance(said, list) else shown(said)
         raise malformed(f"{site} should list its participants, not {count}")
-    found: dict[str, Participant] = {}
-    for one in said:
-        if not isinstance(one, dict) or one.keys() - {CLIPPED, LABEL} != OF_PARTICIPANT:
-            raise malformed(f"{site}: a participant should have {', '.join(sorted(OF_PARTICIPANT))}, not {shown(one)}")
-        name, samples, group, tested = one["name"], one["samples"], one["group"], one["tested"]
-        if not isinstance(name, str) or name not in expected or name in found:
-            raise malformed(f"{site} hosts no participant {shown(name)}, or names it twice")
-        if not is_count(samples, 1, MAX_SAMPLES):
-            raise malformed(f"{name}: samples = {shown(samples)} should be a whole number in 1..{MAX_SAMPLES}")
-        if group is not None and not is_count(group, 0, MAX_GROUPS):
-            raise malformed(f"{name}: group = {shown(group)} should be None or a whole number in 0..{MAX_GROUPS}")
-        if not isinstance(tested, bool):
-            raise malformed(f"{name}: tested = {shown(tested)} should be true or false")
-        clipped = one.get(CLIPPED)
-        if clipped is not None and not is_count(clipped, 0, MAX_CLIPPED):
-            raise malformed(f"{name}: clipped = {shown(clipped)} should be None or a whole number in 0..{MAX_CLIPPED}")
-        label = _label(name, one.get(LABEL), labels)
-        found[name] = Participant(name, site, samples, group, tested, clipped=clipped, label=label)
-    if len(found) < len(expected):
-        raise malformed(f"{site} names {len(found)} of the {len(expected)} participants that it hosts")
-    return list(found.values())
+    hosted: dict[str, Participant] = {}
+    for entry in said:
+        complete = isinstance(entry, dict) and entry.keys() - {CLIPPED, LABEL} == OF_PARTICIPANT
+        fields = f"{', '.join(sorted(OF_PARTICIPANT))}, not {shown(entry)}"
+        require(complete, f"{site}: a participant should have {fields}", malformed)
+        name, tested = entry["name"], entry["tested"]
+        new = isinstance(name, str) and name in expected and name not in hosted
+        require(new, f"{site} hosts no participant {shown(name)}, or names it twice", malformed)
+        for key, (low, high) in WHOLE_NUMBERS.items():
+            value, optional = entry.get(key), key != "samples"
+            limits = f"should be {'None or ' * optional}a whole number in {low}..{high}"
+            valid = is_count(value, low, high) or (optional and value is None)
+            require(valid, f"{name}: {key} = {shown(value)} {limits}", malformed)
+        require(isinstance(tested, bool), f"{name}: tested = {shown(tested)} should be true or false", malformed)
+        label, clipped = _label(name, entry.get(LABEL), labels), entry.get(CLIPPED)
+        of_data = entry["samples"], entry["group"], tested
+        hosted[name] = Participant(name, site, *of_data, clipped=clipped, label=label)
+    missing = f"{site} names {len(hosted)} of the {len(expected)} participants that it hosts"
+    require(len(hosted) >= len(expected), missing, malformed)
+    return list(hosted.values())
 
 
 def decode_results(
@@ -96,17 +97,17 @@ def decode_results(
         raise malformed("the message has no results by participant, or no collection of models")
     if len(described) > len(hosted):
         raise malformed(f"results of {len(described)} participants, but the site hosts {len(hosted)}")
-    own: dict[str, dict[str, Any]] = {name: {} for name in described}
+    models: dict[str, dict[str, Any]] = {name: {} for name in described}
     for key, dxo in collection.items():
         name, _, slot = key.rpartition("/") if isinstance(key, str) else (None, "", "")
-        if name not in own:
+        if name not in models:
             raise PayloadError("unknown_participant", f"model {shown(key)} is of no participant with a result")
-        own[name][slot] = dxo
+        models[name][slot] = dxo
     for name, said in described.items():
         try:
             if name not in hosted:
                 raise PayloadError("unknown_participant", f"the site hosts no participant {shown(name)}")
-            yield _result(name, said, own[name], bank)
+            yield _result(name, said, models[name], bank)
         except PayloadError as error:
             yield name, error
 
@@ -114,8 +115,8 @@ def decode_results(
 def _label(name: str, label: Any, earlier: Mapping[str, str]) -> str | None:
     """The group that a participant names, which is the one that it named before."""
     short = label is None or (isinstance(label, str) and 0 < len(label) <= LONGEST and label.isprintable())
-    if not short:
-        raise malformed(f"{name}: label = {shown(label)} should be None or 1 to {LONGEST} printable characters")
+    limits = f"should be None or 1 to {LONGEST} printable characters"
+    require(short, f"{name}: label = {shown(label)} {limits}", malformed)
     if earlier.get(name, label) != label:
         stays = f"the run that is resumed has it in group {shown(earlier[name])}; set CFL_GROUP there as it was"
         raise PayloadError("label", f"{name}: label = {shown(label)}, but {stays}")
@@ -167,8 +168,8 @@ def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Par
 
 def _array(name: str, key: str, dxo: Any) -> np.ndarray:
     """An observer's array, which itself says what that must hold."""
-    fits = isinstance(dxo, DXO) and dxo.data_kind == DataKind.STATISTICS and isinstance(dxo.data, dict)
-    if not fits or dxo.data.keys() != {COUNTS} or not isinstance(dxo.data[COUNTS], np.ndarray):
+    counted = isinstance(dxo, DXO) and dxo.data_kind == DataKind.STATISTICS and isinstance(dxo.data, dict)
+    if not counted or dxo.data.keys() != {COUNTS} or not isinstance(dxo.data[COUNTS], np.ndarray):
         raise PayloadError(key, f"{name}: its histograms of {key} should be one array of counts")
     array: np.ndarray = dxo.data[COUNTS]
     return array

@@ -79,8 +79,8 @@ def halved(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     >>> {name: a.dtype.name for name, a in halved({"w": np.float32([1]), "v": np.float32([7e4])}).items()}
     {'w': 'float16', 'v': 'float32'}
     """
-    fits = {n: a.dtype == np.float32 and np.abs(a).max(initial=0.0) <= MOST_HALVED for n, a in arrays.items()}
-    return {name: array.astype(np.float16) if fits[name] else array for name, array in arrays.items()}
+    halvable = {n: a.dtype == np.float32 and np.abs(a).max(initial=0.0) <= MOST_HALVED for n, a in arrays.items()}
+    return {name: array.astype(np.float16) if halvable[name] else array for name, array in arrays.items()}
 
 
 class Halving(Filter):

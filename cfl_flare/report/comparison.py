@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from rich import filesize
-
 from cfl_flare.core.errors import CFLError
 from cfl_flare.report import vega
 from cfl_flare.report.clusters import sizes_plot
 from cfl_flare.report.page import ROWS, Plot, Section, Series, Table, View, line_plot, page, sections, thinned
-from cfl_flare.report.text import axis_title, cut, finite, interval, measure_name, number, signed, told_apart, unique
-from cfl_flare.results.bootstrap import Difference, paired_difference, tenth_of
+from cfl_flare.report.table import runs_table
+from cfl_flare.report.text import axis_title, cut, finite, interval, measure_name, signed, told_apart, unique
+from cfl_flare.results.bootstrap import Difference, paired_difference
 from cfl_flare.results.run_dir import Run
 
 # Runs that are drawn, and those whose participants are compared with the first run's; the table has them all.
@@ -92,30 +91,10 @@ def result(compared: Runs) -> Section:
 
 def methods(compared: Runs) -> Section:
     """A row for each run."""
-    metric, key, rows = compared.metric, f"served_{compared.metric}", []
-    for label, run, difference in zip(compared.labels, compared.runs, ["", *compared.differences]):
-        summary, final, sizes = run.summary, run.summary["final"], View(run).last_sizes
-        gain = "-"
-        if isinstance(difference, Difference):
-            gain = f"{signed(difference.mean)} ({interval((difference.low, difference.high))})"
-        measured = (number(final.get(key)), interval(summary.get("intervals", {}).get(key)), _tenth(run))
-        clusters = str(sum(size > 0 for size in sizes)) if sizes else "-"
-        sent = filesize.decimal(int(summary["bytes_down"] + summary["bytes_up"]))
-        cost = (sent, f"{summary['seconds']:.1f}", cut(run.folder.relative_to(compared.folder)))
-        rows.append([label, str(summary["rounds"]), *measured, gain, clusters, number(final.get("ari")), *cost])
-    columns = (
-        *("method", "rounds", measure_name(metric), "95 % interval", "worst tenth", "to the first"),
-        *("clusters", "ARI", "bytes", "seconds", "folder"),
-    )
-    scripts = all(run.script for run in compared.runs)
-    where = "as training scripts report" if scripts else "on the participants' own test splits"
-    text = f"Of the served models after the last round, {where}."
-    return Section("Methods", [text], tables=[("Runs", Table(columns, rows))])
-
-
-def _tenth(run: Run) -> str:
-    tenth = tenth_of(run)
-    return "-" if tenth is None else f"{number(tenth[0])} ({interval(tenth[1])})"
+    where = "as training scripts report" if all(run.script for run in compared.runs) else "on their own test splits"
+    text = f"Of the served models after the last round, {where}, with 95 % intervals."
+    folders = [str(run.folder.relative_to(compared.folder)) for run in compared.runs]
+    return Section("Methods", [text], tables=[("Runs", runs_table(compared.runs, compared.labels, folders))])
 
 
 def over_rounds(compared: Runs) -> Section | None:

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cfl_flare.report import dossier_view as parts
-from cfl_flare.report.dossier_view import ALWAYS, ANNEX_IV, CHANGES, FEW, LEAVES, NOWHERE, Dossier, pairs
+from cfl_flare.report.dossier_view import ALWAYS, ANNEX_IV, CHANGES, FEW, LEAVES, NOWHERE, Dossier
 from cfl_flare.report.facts import participants, settings_table
 from cfl_flare.report.measures import cross_site, discrimination
-from cfl_flare.report.page import Section, Table, View, page, sections
-from cfl_flare.report.text import cut, interval, is_finite, named, number
+from cfl_flare.report.page import Section, Table, View, page, pairs, sections
+from cfl_flare.report.text import cut, interval, is_finite, number
 from cfl_flare.results.gate import gate_lines
 from cfl_flare.results.pseudonyms import DIGITS
+from cfl_flare.results.remarks import listed
 
 PARTS = ("method", "model", "training", "run", "private", "seed", "resumed_at")
 LONG = 2000
@@ -181,8 +182,8 @@ def limits(of: Dossier) -> Section:
         *([f"{len(of.members)} hospitals say little of others."] if len(of.members) < FEW else []),
         *(["No interval was measured."] if not summary.get("intervals") else []),
         *(["Intervals are of test samples: another seed would change the model."] if summary.get("intervals") else []),
-        *([f"Fewer than {FEW} test samples of a class: {named([*map(cut, few)], 20)}."] if few else []),
-        *([f"No test samples: {named([*map(cut, untested)], 20)}."] if untested else []),
+        *([f"Fewer than {FEW} test samples of a class: {listed(few, 20)}."] if few else []),
+        *([f"No test samples: {listed(untested, 20)}."] if untested else []),
         *([f"The run ended early: {cut(summary['stopped'], 200)}."] if summary.get("stopped") else []),
         *(["Layers that each hospital has for itself are untrained in its file."] if summary.get("private") else []),
         "It was measured on hospitals that took part in training, and on no others.",

@@ -8,17 +8,19 @@ on what was not chosen, on clusters, withdrawals and other formats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from cfl_flare.data.columns import Columns
 from cfl_flare.report.clusters import moves
-from cfl_flare.report.page import Section, Table, View, cluster_label
-from cfl_flare.report.text import cut, interval, named, number, signed
+from cfl_flare.report.page import Section, Table, View, cluster_label, pairs
+from cfl_flare.report.study import candidates_table, hospitals_table
+from cfl_flare.report.text import cut, interval, number
 from cfl_flare.results.bootstrap import Draws
 from cfl_flare.results.curves import ALL, load_curves
+from cfl_flare.results.remarks import listed
 from cfl_flare.results.run_dir import Run
 from cfl_flare.results.schema import count as is_count
 
@@ -184,26 +186,9 @@ def not_chosen(of: Dossier) -> Section:
     title = "What was compared and not chosen"
     if study is None or study["verdict"] is None:
         return Section(title, ["This run is of no study: nothing is known of other candidates."])
-    tested, titles = study["verdict"]["tested"], study["titles"]
-    dropped = {name: why for rung in study["rungs"] for name, why in rung["dropped"].items()}
-    rows = [
-        [cut(titles.get(name, name), 200), number(tested.get(name)), cut(dropped.get(name, "it was not"), 300)]
-        for name in titles
-    ]
-    headings = ("candidate", f"{cut(study['verdict']['metric'])} on test samples", "why it was dropped")
-    tables = [("Candidates", Table(headings, rows)), ("What was chosen, at each hospital", _at_hospitals(study))]
+    chosen = ("What was chosen, at each hospital", hospitals_table(study))
+    tables = [(f"Candidates, by {cut(study['verdict']['metric'])}", candidates_table(study)), chosen]
     return Section(title, [cut(s, 500) for s in study["verdict"]["sentences"]], tables=tables)
-
-
-def _at_hospitals(study: Mapping[str, Any]) -> Table:
-    """What was chosen at each hospital, and its gains with intervals."""
-    rows = []
-    for hospital in study["verdict"]["hospitals"]:
-        gains = [hospital[key] or {} for key in ("to_one", "to_alone")]
-        ends = [f"{signed(gain.get('gain'))} ({interval((gain.get('low'), gain.get('high')))})" for gain in gains]
-        rows.append([cut(hospital["name"]), number(hospital["tested"]), number(hospital["value"]), *ends])
-    headings = ("hospital", "test samples", cut(study["verdict"]["metric"]), "gain over one model", "gain over alone")
-    return Table(headings, rows)
 
 
 def clusters(of: Dossier) -> Section | None:
@@ -218,7 +203,7 @@ def clusters(of: Dossier) -> Section | None:
         for name, parts in shares.items()
     ]
     unsure = [view.shown[name] for name, (share, _) in shares.items() if share is not None and share < 1]
-    who = f"All hospitals but {named(unsure, NAMED)}" if unsure else "All hospitals"
+    who = f"All hospitals but {listed(unsure, NAMED)}" if unsure else "All hospitals"
     last = of.run.summary["rounds"] - late[0]
     text = f"{who} were in their cluster in each of the last {last} rounds in which they had one."
     table = Table(("hospital", "cluster", "there in the last rounds", "in all rounds"), rows)
@@ -237,7 +222,7 @@ def withdrawn(of: Dossier) -> Section:
     if report is None:
         return Section("Withdrawals", ["The run's folder has no record of a withdrawal."])
     since, first = report["models"].get(of.slot), report["first_round"]
-    text = [f"{named([*map(cut, report['withdrawn'])], NAMED)} withdrew after the run."]
+    text = [f"{listed(report['withdrawn'], NAMED)} withdrew after the run."]
     if first is None:
         text.append("They trained in no round, and touched no model. Figures of theirs may be in the run.")
     else:
@@ -272,9 +257,3 @@ def other_formats(of: Dossier) -> Section:
 
 def _tensor(described: dict[str, Any]) -> str:
     return f"{described['name']}, {described['dtype']}, ({', '.join(map(str, described['shape']))})"
-
-
-def pairs(rows: Iterable[tuple[Any, Any]]) -> Table:
-    """A table of what is known."""
-    known = [(cut(name), cut(value, 300)) for name, value in rows if value not in (None, "", {})]
-    return Table(("what", "value"), known)

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cfl_flare.report import vega
-from cfl_flare.report.page import ROWS, SUPPORTED, Plot, Section, Table, View, cluster_label, thinned
-from cfl_flare.report.text import axis_title, cut, finite, interval, measure_name, named, number
+from cfl_flare.report.page import ROWS, SUPPORTED, Plot, Section, Table, View, cluster_label, pairs, thinned
+from cfl_flare.report.text import axis_title, cut, finite, interval, measure_name, number
 from cfl_flare.results.bootstrap import tenth_of, told_apart
 from cfl_flare.results.gate import gate_lines
 from cfl_flare.results.metrics import POOLED, POOLED_F1, of_training
-from cfl_flare.results.remarks import IMPROVING, drift_in_run, floor_in_run, missed_rounds
+from cfl_flare.results.remarks import IMPROVING, drift_in_run, floor_in_run, listed, missed_rounds
 from cfl_flare.results.schema import number as is_number
 
 # Of a class with fewer test samples participants say that alone; see `cfl_flare.engine.observers.bootstrap`.
@@ -64,6 +64,7 @@ def _facts(view: View) -> Table:
     spread = f"{number(sum(weights))} ({number(min(weights))} to {number(max(weights))} each)" if weights else None
     clipped = [count for person in view.people if isinstance(count := person.get("clipped"), int)]
     used, joined = [size for size in view.last_sizes if size], view.run.newcomers or {}
+    tenth = tenth_of(view.run)
     rows: list[tuple[str, Any]] = [
         ("method", view.run.name),
         ("task", training.get("task", "classification") if isinstance(summary.get("training"), dict) else None),
@@ -79,18 +80,13 @@ def _facts(view: View) -> Table:
         ("dealt out by", _partition(data.get("partition"))),
         ("model", model.get("class_path")),
         ("clusters in use", f"{len(used)} (with {', '.join(map(str, used[:20]))} participants)" if used else None),
-        (f"worst tenth, {view.measure_name}", _tenth(view)),
+        (f"worst tenth, {view.measure_name}", tenth and f"{number(tenth[0])} (95 % interval {interval(tenth[1])})"),
         ("AUROC over all samples", number(final.get(POOLED))),
         ("macro-F1 over all samples", number(final.get(POOLED_F1))),
         ("agreement with the true groups (ARI)", number(final.get("ari"))),
         (f"{view.measure_name} of participants that joined afterwards", number(joined.get(view.measure))),
     ]
-    return Table(("what", "value"), [(name, cut(value, 200)) for name, value in rows if value not in (None, "-")])
-
-
-def _tenth(view: View) -> str | None:
-    tenth = tenth_of(view.run)
-    return None if tenth is None else f"{number(tenth[0])} (95 % interval {interval(tenth[1])})"
+    return pairs(rows)
 
 
 def _partition(rule: Any) -> str | None:
@@ -126,7 +122,7 @@ def participants(view: View) -> Section | None:
     if unmeasured:
         notes.append(
             f"Not defined or not measured for {len(unmeasured)} of {len(people)}: "
-            f"{named([view.shown[name] for name in unmeasured], NAMED)}. "
+            f"{listed([view.shown[name] for name in unmeasured], NAMED)}. "
             "A test split with one class has no AUROC, for example; an absent participant measures nothing."
         )
     if any(ends and finite(ends[0]) == finite(ends[1]) for *_, ends in points):
@@ -150,9 +146,9 @@ def participants(view: View) -> Section | None:
 def _standing(view: View, measured: Mapping[str, float], intervals: Mapping[str, Any]) -> str:
     """Who is told apart from all others, if anybody is."""
     worst, best = told_apart(measured, {name: tuple(ends) for name, ends in intervals.items()}, view.run.metric)
-    found = [f"{view.shown[name]} is the {end}" for name, end in ((worst, "worst"), (best, "best")) if name is not None]
-    beyond = "Its interval lies beyond all others." if len(found) == 1 else "Their intervals lie beyond all others."
-    return f"{' and '.join(found)}. {beyond}" if found else "Intervals overlap: nobody is told apart as worst or best."
+    apart = [f"{view.shown[name]} is the {end}" for name, end in ((worst, "worst"), (best, "best")) if name is not None]
+    beyond = "Its interval lies beyond all others." if len(apart) == 1 else "Their intervals lie beyond all others."
+    return f"{' and '.join(apart)}. {beyond}" if apart else "Intervals overlap: nobody is told apart as worst or best."
 
 
 def _support(view: View, name: str) -> str:

@@ -16,10 +16,11 @@ from cfl_flare.core.files import read_text
 from cfl_flare.report import vega
 from cfl_flare.report.clusters import PEOPLE
 from cfl_flare.report.page import Plot, Section, Table, View, cluster_label, line_plot, thinned
-from cfl_flare.report.text import axis_title, finite, measure_name, named, number, unique
+from cfl_flare.report.text import axis_title, finite, measure_name, number, unique
 from cfl_flare.results.curves import ALL, DIFFERENCE, FEW_SAMPLES, FEW_SITES, NO_SCORES, Curve, Curves, load_curves
 from cfl_flare.results.metrics import POOLED, POOLED_F1, leading
 from cfl_flare.results.pooled import FEWEST
+from cfl_flare.results.remarks import listed
 from cfl_flare.results.run_dir import CROSS_SITE, CROSS_SITE_KEYS
 from cfl_flare.results.schema import number as is_number
 
@@ -132,7 +133,7 @@ def _missing(curves: Curves) -> list[str]:
         DIFFERENCE: "without the clusters' curves, it would be one of few sites or samples",
     }
     labels = {code: [label for label, reason in curves.left_out.items() if reason == code] for code in reasons}
-    return [f"No ROC or calibration curve of {named(of, 10)}: {reasons[code]}." for code, of in labels.items() if of]
+    return [f"No ROC or calibration curve of {listed(of)}: {reasons[code]}." for code, of in labels.items() if of]
 
 
 def _square(x: str, y: str, points: bool, rows: list[dict[str, Any]], labels: list[str]) -> vega.Spec:

@@ -45,6 +45,12 @@ class Table:
     most: int = ROWS
 
 
+def pairs(rows: Iterable[tuple[Any, Any]]) -> Table:
+    """A table of what is known."""
+    known = [(cut(name), cut(value, 300)) for name, value in rows if value not in (None, "", "-", {})]
+    return Table(("what", "value"), known)
+
+
 @dataclass(frozen=True)
 class Plot:
     """A plot in Vega-Lite, with how to read it, also for a screen reader, and its numbers as a table."""

@@ -14,9 +14,10 @@ from cfl_flare.report import vega
 from cfl_flare.report.clusters import number_of_clusters
 from cfl_flare.report.facts import settings_table
 from cfl_flare.report.page import Plot, Section, Table, View, page, sections, thinned
-from cfl_flare.report.text import cut, finite, interval, measure_name, named, number, signed, told_apart
+from cfl_flare.report.text import cut, finite, interval, measure_name, number, signed, told_apart
 from cfl_flare.report.who import who
 from cfl_flare.results.comparison import CHANCE, GAINS, LOSES, UNKNOWN
+from cfl_flare.results.remarks import listed
 from cfl_flare.results.run_dir import SUMMARY, Run, load_run
 from cfl_flare.results.study import SEARCH, load_study
 
@@ -61,9 +62,7 @@ class StudyView:
 
     @cached_property
     def shown(self) -> dict[str, str]:
-        """Each candidate's title as it is shown."""
-        titles = self.study["titles"]
-        return dict(zip(self.rounds, told_apart(titles.get(name, name) for name in self.rounds)))
+        return shown(self.study)
 
     def run(self, name: str) -> Run | None:
         """A run in the study's folder; None if there is none. A name may be anybody's: it is looked for, not opened."""
@@ -108,7 +107,7 @@ def hospitals(view: StudyView) -> Section | None:
         else:
             notes.append(f"There is no gain {words}: that is what was chosen.")
         if unknown:
-            notes.append(f"No difference {words} could be measured at {named(unknown, NAMED)}.")
+            notes.append(f"No difference {words} could be measured at {listed(unknown, NAMED)}.")
         if len(gains) - len(unknown) > ROWS:
             notes.append(f"{ROWS} of {len(gains) - len(unknown)} hospitals are drawn, evenly spaced.")
     text = (
@@ -173,15 +172,6 @@ def candidates(view: StudyView) -> Section | None:
         for name, mean in means.items()
         if name in view.shown
     ]
-    rows = []
-    for name, title in view.shown.items():
-        fates = [f"dropped after {at}: {dropped[name]}" for at, _, _, dropped in stages if name in dropped]
-        if view.verdict is not None and view.verdict["chosen"]["name"] == name:
-            fates = ["chosen"]
-        means = [number(means.get(name)) for _, _, means, _ in stages]
-        rows.append([title, *means, cut(fates[0], 500) if fates else "-"])
-    validations = [f"validation, {at}" for at, *_ in stages[:-1]]
-    columns = ["candidate", *validations, "test", "what became of it"]
     text = (
         "Candidates train side by side and are compared on validation samples. Those that are clearly worse than the "
         "best one are dropped; test samples are measured once, of those that are left."
@@ -191,8 +181,50 @@ def candidates(view: StudyView) -> Section | None:
         "those that were dropped by them; diamonds are of test samples."
     )
     spec = _comparisons_spec(points, [*view.shown.values()])
-    plot = Plot(f"{view.measure_name} at each comparison", what, spec, Table(columns, rows))
+    plot = Plot(f"{view.measure_name} at each comparison", what, spec, candidates_table(view.study))
     return Section("The candidates", [text], [plot])
+
+
+def candidates_table(study: Mapping[str, Any]) -> Table:
+    """A row for each candidate that was compared: its mean at each comparison and on test samples, and its fate."""
+    verdict, rungs = study["verdict"], study["rungs"]
+    tested, chosen = ({}, "") if verdict is None else (verdict["tested"], verdict["chosen"]["name"])
+    rows = []
+    for name, title in shown(study).items():
+        means = [number(rung["means"].get(name)) for rung in rungs]
+        drops = {rung["rounds"]: rung["dropped"][name] for rung in rungs if name in rung["dropped"]}
+        fates = ["chosen"] if name == chosen else [f"dropped after {at} rounds: {why}" for at, why in drops.items()]
+        rows.append([title, *means, number(tested.get(name)), cut(fates[0], 500) if fates else "-"])
+    validations = [f"validation, {rung['rounds']} rounds" for rung in rungs]
+    return Table(["candidate", *validations, "test", "what became of it"], rows)
+
+
+def shown(study: Mapping[str, Any]) -> dict[str, str]:
+    """The title of each candidate that was compared, as it is shown."""
+    names = dict.fromkeys(name for rung in study["rungs"] for name in (*rung["means"], *rung["dropped"]))
+    return dict(zip(names, told_apart(study["titles"].get(name, name) for name in names)))
+
+
+def hospitals_table(study: Mapping[str, Any]) -> Table:
+    """A row for each hospital: the chosen candidate there, and what it gains over one model and over training alone.
+
+    Intervals are of its own patients, and hold together for all hospitals of a column with 95 %.
+    """
+    people = study["verdict"]["hospitals"]
+    rows = [
+        [cut(h["name"]), number(h["tested"]), number(h["value"]), *(_gain(h[key]) for key in AGAINST)] for h in people
+    ]
+    gains = (f"gain {words}" for words in AGAINST.values())
+    return Table(("hospital", "test samples", measure_name(study["verdict"]["metric"]), *gains), rows)
+
+
+def _gain(gain: Mapping[str, Any] | None) -> str:
+    """``+0.050 (0.020 to 0.080), gains``."""
+    if gain is None:
+        return "-"
+    known = [] if gain["gain"] is None else [f"{signed(gain['gain'])} ({interval((gain['low'], gain['high']))})"]
+    needed = [] if gain["needed"] is None else [f"needs {number(gain['needed'])}"]
+    return ", ".join((*known, cut(gain["says"]), *needed))
 
 
 def _comparisons_spec(points: list[dict[str, Any]], titles: list[str]) -> vega.Spec:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The tables in the terminal: of runs, of a study's candidates and hospitals, and of a partition."""
+"""The tables in the terminal: of runs, of a partition, and those of reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from rich.table import Table
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.text import plain
-from cfl_flare.report.text import NAMES, number_text, signed
+from cfl_flare.report import page
+from cfl_flare.report.text import cut, measure_name, number_text, signed
 from cfl_flare.results.bootstrap import paired_difference, tenth_of
 from cfl_flare.results.metrics import ACCURACY, POOLED, POOLED_F1, of_training
 from cfl_flare.results.remarks import IMPROVING, drift_in_run, floor_in_run, missed_rounds
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 FREQUENT = 0.5
 # Metrics that are shown next to those by which the runs are judged, and participants of a run that are named.
 MOST, NAMED = 2, 10
+# Columns of text beside the first one.
+TEXTS = ("folder", "what became of it")
 
 
 def in_table(name: Any, limit: int = 200) -> str:
@@ -41,11 +44,27 @@ def in_table(name: Any, limit: int = 200) -> str:
     return escape(plain(str(name), limit))
 
 
-def heading(metric: str) -> str:
-    return NAMES.get(metric, in_table(metric))
-
-
 def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
+    """The table of `runs_table` for the terminal; below it is who missed rounds and why, and what the floor changed."""
+    where = "as training scripts report" if all(run.script for run in runs) else "on the participants' own test splits"
+    table = printed(f"served models, {where}", runs_table(runs, [run.name for run in runs], folders))
+    table.caption = "\n".join([*floor_lines(runs), *missed_lines(runs)]) or None
+    table.caption_justify = "left"
+    return table
+
+
+def printed(title: str, table: page.Table) -> Table:
+    """A report's table for the terminal."""
+    for_terminal = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for column in table.columns:
+        of_text = column in (table.columns[0], *TEXTS)
+        for_terminal.add_column(in_table(column), justify="left" if of_text else "right", no_wrap=True)
+    for row in table.rows:
+        for_terminal.add_row(*(in_table(cell, 500) for cell in row))
+    return for_terminal
+
+
+def runs_table(runs: Sequence[Run], labels: Sequence[str], folders: Sequence[str] = ()) -> page.Table:
     """One line per run: the results of its served models on the participants' own test splits after the last round.
 
     Metrics are means weighted by the participants' training samples, or a script's steps: those by which the runs are
@@ -56,22 +75,21 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     metric over participants that were held back and joined afterwards. ARI compares the clusters with the true groups.
     Bytes are the models' arrays in both directions. Seconds are those of the rounds, without the start of the
     processes. An interval follows a mean of a run with bootstrap. "To the first" is by how much a line's mean is above
-    the first line's, paired, or a dash where the two cannot be paired. Below are the participants that missed rounds,
-    with the reason.
+    the first line's, paired, or a dash where the two cannot be paired.
     """
     finals = [run.summary["final"] for run in runs]
     leading = list(dict.fromkeys(run.metric.name for run in runs))
     reported = dict.fromkeys(name for run in runs for name in run.reported if not of_training(name))
     metrics = [*leading, *islice((name for name in reported if name not in leading), MOST)]
-    which = {name: heading(name) if len(leading) > 1 else "" for name in leading}
-    columns: list[tuple[str, Iterable[str]]] = [("rounds", [in_table(run.summary["rounds"]) for run in runs])]
-    columns += [(heading(name), [_defined(run, f"served_{name}") for run in runs]) for name in metrics]
+    which = {name: measure_name(name) if len(leading) > 1 else "" for name in leading}
+    columns: list[tuple[str, Iterable[str]]] = [("rounds", [cut(run.summary["rounds"]) for run in runs])]
+    columns += [(measure_name(name), [_defined(run, f"served_{name}") for run in runs]) for name in metrics]
     majorities = [share if (share := run.summary.get("majority") or 0) >= FREQUENT else None for run in runs]
     if any(majorities) and ACCURACY in metrics:
         columns.append(("majority", map(number_text, majorities)))
     for name in (POOLED, POOLED_F1):
         if any(name in final for final in finals):
-            title = f"pooled {heading(name.removeprefix('pooled_'))}"
+            title = f"pooled {measure_name(name.removeprefix('pooled_'))}"
             columns.append((title, [_defined(run, name) for run in runs]))
     for name, metric in which.items():
         columns.append(_far_end(runs, name, metric))
@@ -88,25 +106,9 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
         ("bytes", [filesize.decimal(run.summary["bytes_down"] + run.summary["bytes_up"]) for run in runs]),
         ("seconds", [f"{run.summary['seconds']:.1f}" for run in runs]),
     ]
-    where = "as training scripts report" if all(run.script for run in runs) else "on the participants' own test splits"
-    table = _table(f"served models, {where}", "method", *(title.strip() for title, _ in columns))
-    if folders:
-        table.add_column("folder", no_wrap=True)
-    names = [in_table(run.name) for run in runs]
-    for row in zip(names, *(cells for _, cells in columns), *([map(in_table, folders)] if folders else [])):
-        table.add_row(*row)
-    table.caption = "\n".join([*floor_lines(runs), *missed_lines(runs)]) or None
-    table.caption_justify = "left"
-    return table
-
-
-def _table(title: str, first: str, *numbers: str) -> Table:
-    """A table with a column of names, and columns of numbers."""
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+    columns += [("folder", [cut(folder, 200) for folder in folders])] if folders else []
+    rows = zip([cut(label, 200) for label in labels], *(cells for _, cells in columns))
+    return page.Table(("method", *(title.strip() for title, _ in columns)), [*map(list, rows)])
 
 
 def _defined(run: Run, name: str) -> str:
@@ -135,7 +137,7 @@ def _difference(run: Run, first: Run, metric: str) -> str:
 
 
 def _ends(low: float, high: float) -> str:
-    return escape(f" [{number_text(low)}, {number_text(high)}]")
+    return f" [{number_text(low)}, {number_text(high)}]"
 
 
 def _sizes(final: Mapping[str, Any]) -> str:
@@ -173,52 +175,6 @@ def missed_lines(runs: Sequence[Run]) -> list[str]:
         if len(missed) > NAMED:
             lines.append(f"{of}{len(missed) - NAMED} more missed rounds; summary.json has them")
     return [in_table(line) for line in lines]
-
-
-def candidates_table(study: Mapping[str, Any]) -> Table:
-    """One line a candidate: its mean on validation samples at each comparison, on test samples, and why it was dropped.
-
-    The study is what `cfl_flare.results.study.load_study` read.
-    """
-    verdict, rungs = study["verdict"], study["rungs"]
-    metric = "" if verdict is None else heading(verdict["metric"])
-    validations = [f"validation, {rung['rounds']} rounds" for rung in rungs]
-    table = _table("candidates", "candidate", *validations, f"test {metric}".strip())
-    table.add_column("")
-    for name in dict.fromkeys(name for rung in rungs for name in (*rung["means"], *rung["dropped"])):
-        means = [rung["means"].get(name) for rung in rungs]
-        tested = None if verdict is None else verdict["tested"].get(name)
-        reason = next((rung["dropped"][name] for rung in rungs if name in rung["dropped"]), "")
-        chosen = verdict is not None and verdict["chosen"]["name"] == name
-        note = "chosen" if chosen else reason and f"dropped: {reason}"
-        title = in_table(study["titles"].get(name, name))
-        table.add_row(title, *map(number_text, (*means, tested)), in_table(note, 500))
-    return table
-
-
-def hospitals_table(study: Mapping[str, Any]) -> Table:
-    """One line a hospital: the chosen candidate there, and what it gains over one model and over training alone.
-
-    Intervals are of its own patients, and hold together for all hospitals of a column with 95 %.
-    """
-    metric = heading(study["verdict"]["metric"])
-    table = _table("what it brings each hospital", "hospital", "test samples", metric, "over one model", "over alone")
-    for person in study["verdict"]["hospitals"]:
-        gains = [_gain(person[key]) for key in ("to_one", "to_alone")]
-        table.add_row(in_table(person["name"]), str(person["tested"]), number_text(person["value"]), *gains)
-    return table
-
-
-def _gain(gain: Mapping[str, Any] | None) -> str:
-    """``+0.050 [+0.020, +0.080] gains``."""
-    if gain is None:
-        return "-"
-    says = in_table(gain["says"]) + (f", needs {gain['needed']}" if gain["needed"] is not None else "")
-    if gain["gain"] is None:
-        return says
-    low, high = gain["low"], gain["high"]
-    ends = "" if None in (low, high) else escape(f" [{signed(low)}, {signed(high)}]")
-    return f"{signed(gain['gain'])}{ends} {says}"
 
 
 def partition_table(report: PartitionReport) -> Table:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cfl_flare.core.text import plain
+from cfl_flare.results.remarks import figure
 
 LIMIT = 60
 NAMES = {"macro_f1": "macro-F1", "supported_f1": "supported F1", "c_index": "C-index"}
@@ -53,9 +54,7 @@ def measure_name(measure: Any) -> str:
 
 def number_text(value: Any) -> str:
     """Three digits after the point, unless they say nothing of such a small or large number."""
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.2e}"
+    return "-" if value is None else figure(value)
 
 
 def is_finite(value: Any) -> bool:
@@ -116,12 +115,3 @@ def told_apart(names: Iterable[str]) -> list[str]:
 def unique(names: Sequence[str]) -> dict[str, str]:
     """Each of different names, as it is shown."""
     return dict(zip(names, told_apart(names)))
-
-
-def named(names: Sequence[str], most: int) -> str:
-    """The first names in words, and how many more there are.
-
-    >>> named(["a", "b", "c"], 2)
-    'a, b and 1 more'
-    """
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -15,10 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cfl_flare.report.text import cut, measure_name, named, number
+from cfl_flare.report.text import cut, measure_name, number
 from cfl_flare.results.live import LiveRun, LiveSite, Watched, numbers
 from cfl_flare.results.metrics import Metric
-from cfl_flare.results.remarks import missed_rounds
+from cfl_flare.results.remarks import listed, missed_rounds
 
 BLOCKS, LETTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 # The width of a plot, the most clusters or participants that have a line, and the most that one line names.
@@ -169,7 +169,7 @@ def _best(values: Values, metric: Metric) -> tuple[int, float | None]:
 def _moved(run: LiveRun) -> str:
     if run.moved_in is None:
         return "nobody so far"
-    moves = named([f"{cut(who)} {before} to {after}" for who, (before, after) in run.moves.items()], NAMED)
+    moves = listed([f"{cut(who)} {before} to {after}" for who, (before, after) in run.moves.items()], NAMED)
     since = " (the last one)" if run.moved_in + 1 == _done(run) else ", nobody since"
     return f"{moves} in round {run.moved_in + 1}{since}"
 

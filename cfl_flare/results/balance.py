@@ -44,7 +44,8 @@ class Balance:
     """What a ledger's lines add up to.
 
     Attributes:
-        number: of the last line; ``digest`` is that line's, and ``own`` has the numbers of the site's last two lines.
+        number: of the last line; ``digest`` is that line's.
+        of_site: the numbers of the site's last two lines.
         epsilon: the largest that any of the spends has led to.
         jobs: by its id, what each job has spent.
         patients: by the id of each job, what named its patients.
@@ -52,7 +53,7 @@ class Balance:
 
     def __init__(self, site: str, name: str, delta: float):
         self.site, self.digest, self.delta = site, name, delta
-        self.number, self.own, self.epsilon = 0, (0, 0), 0.0
+        self.number, self.of_site, self.epsilon = 0, (0, 0), 0.0
         self.data_time: int | None = None
         self.accepted: list[Mapping[str, Any]] = []
         self.jobs: dict[str, Curves] = {}
@@ -67,7 +68,7 @@ class Balance:
     def fold(self, line: Mapping[str, Any]) -> None:
         """Adds a line."""
         self.number, self.digest = line["number"], line["digest"]
-        self.own = (self.own[1], self.number) if line["site"] == self.site else self.own
+        self.of_site = (self.of_site[1], self.number) if line["site"] == self.site else self.of_site
         self.data_time = line.get("data_time", self.data_time)
         if "reason" in line:
             self.accepted.append(line)
@@ -112,8 +113,8 @@ class Balance:
     def with_job(self, job: LedgerJob) -> float:
         """The epsilon after a job that spends all of its own by one Gaussian mechanism; the run's part is its own."""
         first = self.first_of(job)
-        own = {id for (id, run), start in self._first.items() if start == first}
-        return epsilon_of(self._others(own) + rdp_of([_gaussian(least_noise(job.epsilon, job.delta))]), self.delta)
+        ids = {id for (id, run), start in self._first.items() if start == first}
+        return epsilon_of(self._others(ids) + rdp_of([_gaussian(least_noise(job.epsilon, job.delta))]), self.delta)
 
     def left(self, budget: float) -> float:
         """The epsilon of the largest job, of one Gaussian mechanism, that a budget still pays for."""

@@ -17,7 +17,8 @@ from typing import Any
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.results import comparison
 from cfl_flare.results.comparison import Comparison, Measured, majority, mean_of
-from cfl_flare.results.study import Basis, Entrant, Hospital, Verdict, figure, is_accuracy, listed, signed
+from cfl_flare.results.remarks import figure, listed
+from cfl_flare.results.study import ALONE, MOST_NAMES, ONE_MODEL, Basis, Entrant, Hospital, Verdict, is_accuracy, signed
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,6 @@ class Contest:
         entrants: one of them is one model for all, and one each hospital alone.
         mode: which end of the metric is best.
         seed: of the draws of hospitals.
-        alone: the name of each hospital alone.
         times: how often hospitals are drawn.
     """
 
@@ -37,7 +37,6 @@ class Contest:
     entrants: Sequence[Entrant]
     mode: str
     seed: int
-    alone: str
     times: int = comparison.TIMES
 
     @property
@@ -72,7 +71,7 @@ class Contest:
 
     def _burden(self, entrant: Entrant) -> tuple[Any, ...]:
         """What hospitals have to run and to check; the least is the simplest."""
-        return entrant.name == self.alone, entrant.tuned, entrant.clusters, entrant.clusters and entrant.private
+        return entrant.name == ALONE, entrant.tuned, entrant.clusters, entrant.clusters and entrant.private
 
     @property
     def random(self) -> Entrant | None:
@@ -95,9 +94,9 @@ class Contest:
         alike = clustered and self.random and self.compare(self.tested, clustered, self.random).low <= 0
         known = comparison.shared_by_all({e.name: self.validated[e.name] for e in unclustered})
         means = {name: self.score(measured) for name, measured in known.items()}
-        lead = means.pop(self.alone, 0.0) - max(means.values(), default=0.0)
+        lead = means.pop(ALONE, 0.0) - max(means.values(), default=0.0)
         cluster, gain = (False, 0.0) if apart is None else (apart.low > 0 and not alike, apart.gain)
-        return Choice(clustered, other, cluster, gain, lead, self.alone)
+        return Choice(clustered, other, cluster, gain, lead)
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,6 @@ class Choice:
     cluster: bool
     gain: float
     lead: float
-    alone: str
 
     def stands(self, rest: Choice) -> bool:
         """Whether the choice stands against the one without one hospital.
@@ -127,14 +125,14 @@ class Choice:
         """
         if self.cluster:
             return rest.cluster or 2 * rest.gain >= self.gain
-        if self.other.name == self.alone and not rest.cluster:
+        if self.other.name == ALONE and not rest.cluster:
             return 2 * rest.lead >= self.lead
         return self.words == rest.words
 
     @property
     def words(self) -> str:
         """What to do, whatever the number of clusters and the private layers."""
-        return "cluster" if self.cluster else "training alone" if self.other.name == self.alone else "one model"
+        return "cluster" if self.cluster else "training alone" if self.other.name == ALONE else "one model"
 
 
 def decide(
@@ -146,8 +144,6 @@ def decide(
     mode: str = "max",
     margin: float | None = None,
     seed: int = 0,
-    one_model: str = "fedavg",
-    alone: str = "local",
     fewest: int = 0,
     everyone: int | None = None,
 ) -> Verdict:
@@ -157,34 +153,33 @@ def decide(
         rounds: after which they were measured.
         metric: what was measured.
         margin: the difference that matters to one hospital; None for the usual one.
-        one_model: the name of one model for all.
         fewest: samples of the rarer class that each split needs, or of any kind if there are no classes.
         everyone: how many hospitals take part; None for those that measured.
     """
-    contest = Contest(tested, validated, entrants, mode, seed, alone)
+    contest = Contest(tested, validated, entrants, mode, seed)
     choice = contest.choice()
     clustered, other = choice.clustered, choice.other
     instead = _without_each(contest, choice)
     reversing = {name: words for name, words in instead.items() if words}
-    splits = {"validation": validated[one_model], "test": tested[one_model]}
+    splits = {"validation": validated[ONE_MODEL], "test": tested[ONE_MODEL]}
     basis = {split: Basis.of_measured(measured, everyone) for split, measured in splits.items()}
     best = [tested[entrant.name] for entrant in (clustered, other) if entrant is not None]
     unsure = _too_few(basis, fewest) or _no_better_than_naming(best, metric, seed) or _one_reverses(choice, reversing)
     unclustered = [entrant for entrant in entrants if not entrant.clusters]
     if unsure:
-        other = contest.preferred([e for e in unclustered if e.name != alone]) or other
+        other = contest.preferred([e for e in unclustered if e.name != ALONE]) or other
     pairs = [] if clustered is None else [(clustered.name, entrant.name) for entrant in unclustered]
     if clustered is not None and contest.random is not None:
         pairs.append((clustered.name, contest.random.name))
-    pairs += [(other.name, name) for name in (one_model, alone) if name != other.name]
+    pairs += [(other.name, name) for name in (ONE_MODEL, ALONE) if name != other.name]
     chosen = clustered if choice.cluster and clustered is not None and not unsure else other
     means = {name: mean_of(measured, mode) for name, measured in tested.items()}
-    margin = margin or comparison.usual_margin(metric, means[one_model])
+    margin = margin or comparison.usual_margin(metric, means[ONE_MODEL])
     to_one, to_alone = (
         {} if chosen.name == name else comparison.gains(tested[chosen.name], tested[name], mode, margin)
-        for name in (one_model, alone)
+        for name in (ONE_MODEL, ALONE)
     )
-    naming = majority(tested[one_model])
+    naming = majority(tested[ONE_MODEL])
     return Verdict(
         metric=metric,
         mode=mode,
@@ -205,8 +200,6 @@ def decide(
         basis=basis,
         margin=margin,
         majority=None if naming is None else mean_of(naming),
-        one_model=one_model,
-        alone=alone,
         random="" if contest.random is None else contest.random.name,
     )
 
@@ -229,7 +222,8 @@ def _one_reverses(choice: Choice, reversing: Mapping[str, str]) -> str:
     if not reversing:
         return ""
     instead = " or ".join(f"'{words}'" for words in dict.fromkeys(reversing.values()))
-    return f"one hospital reverses it: with all it is '{choice.words}', and {instead} without {listed([*reversing])}"
+    without = listed(reversing, MOST_NAMES)
+    return f"one hospital reverses it: with all it is '{choice.words}', and {instead} without {without}"
 
 
 def _too_few(basis: Mapping[str, Basis], fewest: int) -> str:

@@ -222,7 +222,7 @@ class Ledger:
         for text in texts:
             self._add(text + b"\n")
         counter = 0 if trusted else self._counted()
-        last, before = self._balance.own[1], self._balance.own[0]
+        before, last = self._balance.of_site
         if not trusted and counter != last:
             behind = f"its last line of {self.site} is number {last}, and {self._counter} knows {counter}"
             require(counter in (last, before), f"{self.file}: {behind}: it is no current copy; {BEHIND}", LedgerError)
@@ -263,7 +263,7 @@ class Ledger:
 
     def _count(self) -> None:
         files.make_folder(self._counter.parent)
-        content = {"number": self._balance.own[1], "data": self.data}
+        content = {"number": self._balance.of_site[1], "data": self.data}
         files.atomic_write(self._counter, json.dumps(content) + "\n", durable=True)
 
 

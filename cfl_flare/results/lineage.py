@@ -187,11 +187,11 @@ class Chain:
     Args:
         folder: the run's.
         rounds: rounds that are done. A run without any begins a new chain; another one goes on with that in its folder.
-        kept: where a copy is written that outlives the folder, and from which the chain goes on in a new folder.
+        copy: where a copy is written that outlives the folder, and from which the chain goes on in a new folder.
     """
 
-    def __init__(self, folder: Path, rounds: int, kept: Path | None = None):
-        self._folder, self._paths = folder, [folder / LINEAGE, *([] if kept is None else [kept])]
+    def __init__(self, folder: Path, rounds: int, copy: Path | None = None):
+        self._folder, self._paths = folder, [folder / LINEAGE, *([] if copy is None else [copy])]
         earlier = next((lines for path in self._paths if rounds and (lines := complete_lines(path))), [])
         text = "".join(line + "\n" for line in earlier)  # without a last line that was cut off
         files.atomic_write(folder / LINEAGE, text)

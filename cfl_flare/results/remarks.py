@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences on a run: who missed rounds, what the floor of a cluster's size changed, whether it still improved."""
+"""Sentences on a run: who missed rounds, what the floor of a cluster's size changed, whether it still improved.
+
+Also how sentences have names and numbers.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ samples trained their model: p1, p2'
         "arrays held back, as filters leave them to too few sites: ": record.get(ARRAYS),
         "still below the floor: clusters ": record.get(SMALL),
     }
-    return "; ".join(text + _listed(names) for text, names in remarks.items() if names)
+    return "; ".join(text + listed(names) for text, names in remarks.items() if names)
 
 
 def floor_in_run(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -96,11 +99,11 @@ def floor_in_run(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
         counts = Counter(name for line in rounds for name in line.get(key, ()))
         if counts:
             times = sum(bool(line.get(key)) for line in rounds)
-            who = _listed(f"{name} ({count})" for name, count in counts.most_common())
+            who = listed(f"{name} ({count})" for name, count in counts.most_common())
             lines.append(f"{what}, {why}, in {times} of {len(rounds)} rounds: {who}.")
     lines += lowered_shares(rounds)
     if summary.get(SMALL):
-        lines.append(f"Clusters {_listed(summary[SMALL])} have too few members for {floor}, whose data they reveal.")
+        lines.append(f"Clusters {listed(summary[SMALL])} have too few members for {floor}, whose data they reveal.")
     return lines
 
 
@@ -117,7 +120,7 @@ def drift_in_run(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
             "opened: cluster ": line.get(OPENED),
             "merged: clusters ": [" and ".join(map(str, group)) for group in line.get(MERGED) or []],
         }
-        words = [text + _listed(values) for text, values in changes.items() if values]
+        words = [text + listed(values) for text, values in changes.items() if values]
         if words:
             lines.append(f"Round {line['round']}: {'; '.join(words)}.")
     return lines
@@ -133,7 +136,7 @@ def lowered_shares(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
     shares = {name: pair for line in rounds for name, pair in line.get(CAPPED, {}).items()}
     times = sum(bool(line.get(CAPPED)) for line in rounds)
     largest = sorted(shares.items(), key=lambda item: -item[1][0])
-    who = _listed(f"{name} ({100 * before:.1f} % to {100 * after:.1f} %)" for name, (before, after) in largest)
+    who = listed(f"{name} ({100 * before:.1f} % to {100 * after:.1f} %)" for name, (before, after) in largest)
     bound = "Shares of a mean are bounded (max_weight_share, byzantine), which lowered some"
     return [f"{bound} in {times} of {len(rounds)} rounds: {who}."] if shares else []
 
@@ -142,9 +145,19 @@ def fewer_clusters(possible: int, wanted: int, floor: str) -> str:
     return f"Of the {wanted} clusters that were asked for, {possible} are used: no more can have {floor} each."
 
 
-def _listed(names: Iterable[Any]) -> str:
+def listed(names: Iterable[Any], most: int = NAMED) -> str:
+    """The first names, and how many more there are.
+
+    >>> listed(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
     texts = [plain(str(name), 100) for name in names]
-    return ", ".join(texts[:NAMED]) + (f" and {len(texts) - NAMED} more" if len(texts) > NAMED else "")
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+
+
+def figure(value: float) -> str:
+    """Three digits after the point, unless they say nothing of so small or large a number."""
+    return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.2e}"
 
 
 def gain_at_end(rounds: Sequence[float], values: Sequence[float], mode: str) -> float | None:

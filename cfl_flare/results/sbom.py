@@ -21,18 +21,18 @@ ROOT = "cfl-flare"
 
 def installed(name: str = ROOT) -> dict[str, Distribution]:
     """A distribution and all that it requires, directly or not, by name; what is not installed is left out."""
-    found, wanted, seen = dict[str, Distribution](), [(name, "")], set[tuple[str, str]]()
+    distributions, wanted, seen = dict[str, Distribution](), [(name, "")], set[tuple[str, str]]()
     while wanted:
         key, extra = wanted.pop()
         if (key, extra) in seen:
             continue
         seen.add((key, extra))
         try:
-            found[key] = found.get(key) or distribution(key)
+            distributions[key] = distributions.get(key) or distribution(key)
         except PackageNotFoundError:
             continue
-        wanted += _required(found[key], extra)
-    return found
+        wanted += _required(distributions[key], extra)
+    return distributions
 
 
 def _required(of: Distribution, extra: str) -> Iterator[tuple[str, str]]:
@@ -43,7 +43,7 @@ def _required(of: Distribution, extra: str) -> Iterator[tuple[str, str]]:
         except InvalidRequirement:
             continue
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-            yield from ((canonicalize_name(requirement.name), asked) for asked in ("", *requirement.extras))
+            yield from ((canonicalize_name(requirement.name), name) for name in ("", *requirement.extras))
 
 
 def bill_of_materials() -> dict[str, Any]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from cfl_flare.data.preparation import Preparation
 from cfl_flare.methods import GLOBAL
 from cfl_flare.results import schema
 from cfl_flare.results.model_file import BESIDE, CLASSES, model_path, read_model
+from cfl_flare.results.remarks import listed
 from cfl_flare.results.run_dir import MODELS, SERVED, SUMMARY, load_run, the_run
 from cfl_flare.training.ensemble import Served
 
@@ -131,8 +132,7 @@ def served_file(run: Path, participant: str) -> Path:
     files = [place / name for place in places if (place / name).is_file()]
     if not files:
         raise ConfigError(_no_file_of(participant, run))
-    twice = listed([*map(str, files)])
-    require(len(files) == 1, f"{run} holds {shown(participant)} more than once: {twice}; name one run")
+    require(len(files) == 1, f"{run} holds {shown(participant)} more than once: {listed(files)}; name one run")
     return files[0]
 
 
@@ -144,12 +144,7 @@ def _no_file_of(participant: str, run: Path) -> str:
             reason = "it was not measured at the end, keep_served is off, or it is at its site, below the state root"
             way_out = "choose a model of the run with --slot"
             return f"{run} does not hold what {shown(participant)} predicted with: {reason}; {way_out}"
-    return f"{run} has no participant {shown(participant)}; it has {listed([*dict.fromkeys(there)]) or 'none'}"
-
-
-def listed(names: Sequence[str], limit: int = 5) -> str:
-    """The first few names, and how many there are, for a message."""
-    return ", ".join(map(shown, names[:limit])) + (f", ... ({len(names)})" if len(names) > limit else "")
+    return f"{run} has no participant {shown(participant)}; it has {listed(dict.fromkeys(there)) or 'none'}"
 
 
 def save_preparations(folder: Path, people: Iterable[ParticipantData]) -> None:
@@ -183,7 +178,7 @@ def preparation_of(path: Path, meta: Mapping[str, Any], participant: str | None)
         raise ConfigError(f"predict: {folder} does not say how a table was filled up and scaled; {way_out}")
     people = content["participants"]
     name = next(iter(people)) if participant is None and len(people) == 1 else participant
-    some = f"{len(people)}, such as {', '.join(map(shown, list(people)[:3]))}; each filled up and scaled its own"
+    some = f"{len(people)}, such as {listed(people, 3)}; each filled up and scaled its own"
     whose = f"predict: whose table is it? --participant {shown(participant)} is none of the run's {some}"
     require(name in people, whose)
     return Preparation.of({**people[name], "columns": content["columns"]}, str(folder / PREPARATIONS))

@@ -8,7 +8,7 @@ and the verdict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,11 @@ from cfl_flare.core.text import plain
 from cfl_flare.results import schema
 from cfl_flare.results.comparison import CHANCE, GAINS, LOSES, MARGIN, UNKNOWN, Comparison, Gain, Measured
 from cfl_flare.results.metrics import ACCURACY, Metric
+from cfl_flare.results.remarks import figure, listed
 
 STUDY, VERSION = "study.json", 1
+# The candidates that each study has: each hospital alone, and one model for all.
+ALONE, ONE_MODEL = "local", "fedavg"
 # The folder of the run that looked for the number of clusters.
 SEARCH = "number-of-clusters"
 # With fewer hospitals, an interval over them says little of others.
@@ -139,8 +142,6 @@ class Verdict:
     basis: Mapping[str, Basis] = field(default_factory=dict)
     margin: float = MARGIN
     majority: float | None = None
-    one_model: str = field(default="fedavg", repr=False)
-    alone: str = field(default="local", repr=False)
     random: str = field(default="", repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,16 +163,16 @@ class Verdict:
             lines.append(f"Without any one of {self.left_out} hospitals the choice is the same.")
         if self.majority is not None and is_accuracy(self.metric):
             lines.append(f"Naming the most frequent class everywhere has accuracy {figure(self.majority)}.")
-        references = {self.one_model: "one model for all", self.alone: "each hospital alone"}
+        references = {ONE_MODEL: "one model for all", ALONE: "each hospital alone"}
         for name, words in {**references, self.random: "random groups of the same sizes"}.items():
             comparison = self.compared.get((self.chosen.name, name))
             if comparison is not None:
                 lines.append(f"Against {words}: {self._numbers(comparison)}.")
-        lines += self._who(self.one_model) + self._who(self.alone)
+        lines += self._who(ONE_MODEL) + self._who(ALONE)
         measured = max((comparison.hospitals for comparison in self.compared.values()), default=0)
         if 0 < measured < FEW_HOSPITALS:
             lines.append(f"With {measured} hospitals, the intervals say little of other hospitals.")
-        level = abs(self.tested[self.one_model])
+        level = abs(self.tested[ONE_MODEL])
         if self.mode == "min" and self.margin > WIDE * level:
             share = f"{self.margin / level:.0%} of" if level else "above"
             lines.append(
@@ -181,8 +182,7 @@ class Verdict:
         return lines
 
     def _advice(self) -> str:
-        alone = self.chosen.name == self.alone
-        way = "let each hospital train alone" if alone else f"train {self.chosen.title}"
+        way = "let each hospital train alone" if self.chosen.name == ALONE else f"train {self.chosen.title}"
         if self.unsure:
             return f"Cannot tell whether to cluster: {self.unsure}. Until then, {way}."
         if self.cluster:
@@ -208,7 +208,7 @@ class Verdict:
 
     def _who(self, reference: str) -> list[str]:
         """Which hospitals gain and lose against a reference."""
-        one_model = reference == self.one_model
+        one_model = reference == ONE_MODEL
         gains = {h.name: gain for h in self.hospitals if (gain := h.to_one if one_model else h.to_alone) is not None}
         if not gains:
             return []
@@ -217,7 +217,7 @@ class Verdict:
         if one_model:
             better, worse = "gain over one model", "loses" if len(names[LOSES]) == 1 else "lose"
         parts = [f"{len(names[GAINS])} of {len(gains)} hospitals {better}"]
-        parts += [f"{listed(names[LOSES])} {worse}"] if names[LOSES] else []
+        parts += [f"{listed(names[LOSES], MOST_NAMES)} {worse}"] if names[LOSES] else []
         parts += [f"{len(names[CHANCE])} within chance"] if names[CHANCE] else []
         if names[UNKNOWN]:
             needed = sorted(n for name in names[UNKNOWN] if (n := gains[name].needed) is not None)
@@ -231,19 +231,8 @@ def is_accuracy(metric: str) -> bool:
     return Metric(metric).of_participants.name == ACCURACY
 
 
-def figure(value: float) -> str:
-    """Three digits after the point, unless they say nothing of so small or large a number."""
-    return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.2e}"
-
-
 def signed(value: float) -> str:
     return ("+" if value > 0 else "") + figure(value)
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first `MOST_NAMES` names, and how many others there are."""
-    text = ", ".join(plain(name, 60) for name in names[:MOST_NAMES])
-    return text + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
 
 
 SENTENCE = schema.described("a sentence", lambda value: isinstance(value, str) and len(value) <= 5000)

@@ -17,8 +17,9 @@ from cfl_flare.core.files import below, file_sha256, read_json
 from cfl_flare.methods import Method, build_method
 from cfl_flare.methods.slots import cluster_slot
 from cfl_flare.results import schema
+from cfl_flare.results.remarks import listed
 from cfl_flare.results.run_dir import ASSIGNMENTS, MODELS, SERVED, SUMMARY, Run
-from cfl_flare.results.served import PREPARATIONS, listed
+from cfl_flare.results.served import PREPARATIONS
 from cfl_flare.results.store import Store
 
 WITHDRAWAL = "withdrawal.json"
@@ -105,11 +106,11 @@ def withdrawal(run: Run, names: Sequence[str], beside: Path, store: Path | None 
         again = [name for name in again if name in last and any(slot in models for slot in _slots(last[name]))]
     first = min((line["round"] for line in lines), default=None)
     paths = {str(path.relative_to(run.folder)): path for path in below(run.folder)}
-    kept = {f"{MODELS}/{slot}.safetensors" for slot in slots if slot not in models} | {WITHDRAWAL}
-    kept |= {f"{SERVED}/{name}.safetensors" for name in everyone if name not in (*names, *again)}
+    untouched = {f"{MODELS}/{slot}.safetensors" for slot in slots if slot not in models} | {WITHDRAWAL}
+    untouched |= {f"{SERVED}/{name}.safetensors" for name in everyone if name not in (*names, *again)}
     if first is None:  # there are figures of theirs, and no model
-        kept |= {name for name in paths if name.endswith(".safetensors")}
-    files = {name: file_sha256(path) for name, path in paths.items() if name not in kept}
+        untouched |= {name for name in paths if name.endswith(".safetensors")}
+    files = {name: file_sha256(path) for name, path in paths.items() if name not in untouched}
     versions = {} if store is None else {n: store / f"round-{n:06d}.safetensors" for n in Store(store).versions()}
     before = max((number for number in versions if first is None or number <= first), default=None)
     return Withdrawal(

@@ -365,7 +365,8 @@ def test_a_folder_with_something_else_is_left_alone(study_of, tmp_path, content,
 def test_what_a_foreign_study_says_is_no_command_for_the_terminal(tmp_path):
     from rich.console import Console
 
-    from cfl_flare.report.table import candidates_table, hospitals_table
+    from cfl_flare.report.study import candidates_table, hospitals_table
+    from cfl_flare.report.table import printed
 
     own = {"name": "x\x1b[31m", "tested": 5, "value": None, "to_one": None, "to_alone": None}
     verdict = {"metric": "[red]a\x1b", "tested": {}, "chosen": {"name": "y"}, "hospitals": [own]}
@@ -373,7 +374,7 @@ def test_what_a_foreign_study_says_is_no_command_for_the_terminal(tmp_path):
     study = json.loads(json.dumps({"rungs": [rung], "titles": {"y\x1b": "t\x1b"}, "verdict": verdict}))
     console = Console(width=200, record=True, force_terminal=False)
     for table in (candidates_table(study), hospitals_table(study)):
-        console.print(table)
+        console.print(printed("", table))
     assert "\x1b" not in console.export_text(styles=False)
 
 

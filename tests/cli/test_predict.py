@@ -233,8 +233,8 @@ def test_a_participant_of_a_clustered_run_needs_no_slot(tmp_path, capsys):
         load_model(tmp_path / "both", participant="p0")
     words = ["predict", str(done), "--data", str(tmp_path / "new.npz"), "--out", str(tmp_path / "x.csv")]
     for more, says in (
-        ([], "it has: cluster-0, cluster-1, global; or choose who predicts with --participant: 'p0', 'p1'"),
-        (["--participant", "p9"], "has no participant 'p9'; it has 'p0', 'p1', 'p2', 'p3', 'p4', ... (6)"),
+        ([], "it has: cluster-0, cluster-1, global; or choose who predicts with --participant: p0, p1"),
+        (["--participant", "p9"], "has no participant 'p9'; it has p0, p1, p2, p3, p4, p5"),
         (["--participant", "../clusters/global"], "there is no participant '../clusters/global'"),
         (["--participant", "p0", "--id", "x"], "--id = 'x' names a table's column"),
     ):

@@ -323,8 +323,8 @@ def test_a_garbled_run_is_one_line(commanded, what, tmp_path, capfd):
     "words, message",
     [
         ([], "name who withdraws"),
-        (["--participant", "p9"], "--participant 'p9' is not in"),
-        (["--site", "mars"], "there are 'local'"),
+        (["--participant", "p9"], "--participant p9 is not in"),
+        (["--site", "mars"], "there are local"),
         (["--participant", "p0", "--rerun"], "--out is where"),
         (["--participant", "p0", "--out", "x"], "--out is where"),
         (["--participant", "p0", "--job", "x", "--out", "x"], "repeat this by --rerun"),

@@ -343,7 +343,7 @@ def test_what_no_honest_participant_sends_is_refused(answer, message):
 
 def test_nobody_answers_who_was_not_asked():
     task = Task(("global",), train=False, evaluate=True)
-    with pytest.raises(PayloadError, match="a was not asked for its test samples of each class"):
+    with pytest.raises(PayloadError, match="a: it was not asked for its test samples of each class"):
         ClassCounts(True).check([10], Asked(Participant("a", "local", 20), task, Result("a")))
 
 
@@ -486,7 +486,7 @@ def test_counts_that_are_not_possible_are_refused(change, message):
 
 def test_attacks_that_nobody_asked_for_are_refused():
     nothing = Asked(Participant("a", "local", 20), Task(("global",), train=False, evaluate=True), Result("a"))
-    with pytest.raises(PayloadError, match="a was not asked to attack models"):
+    with pytest.raises(PayloadError, match="a: it was not asked to attack models"):
         Membership(2).check({"models": {}, "objects": False}, nothing)
 
 

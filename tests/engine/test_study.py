@@ -28,8 +28,9 @@ from cfl_flare.engine.study.candidates import (
     random_groups,
     search_candidate,
 )
-from cfl_flare.engine.study.halving import Journal, Rung, Search, Study
+from cfl_flare.engine.study.halving import Study
 from cfl_flare.engine.study.in_process import InProcess
+from cfl_flare.engine.study.journal import Journal, Rung, Search
 from cfl_flare.methods import IFCA, FedAvg, FedCUAU, Local, WeCFL
 from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.comparison import AtHospital, Measured

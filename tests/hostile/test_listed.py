@@ -340,7 +340,7 @@ def test_histograms_that_nobody_asked_for_are_refused(number, training):
     """In round 0 nothing is measured."""
     run = play(in_round(number, scores(lambda dxo: None)), WECFL, training=training)
     check(run, "wecfl")
-    assert run.records[number]["failed"] == {"p3": "scores: p3 was not asked for histograms of scores"}
+    assert run.records[number]["failed"] == {"p3": "scores: p3: it was not asked for histograms of scores"}
 
 
 def test_histograms_of_one_who_was_not_asked_anything_end_nothing():

@@ -299,7 +299,7 @@ def test_a_study_s_dossier_is_of_what_it_chose_and_names_the_others(heart, tmp_p
         "tested": {"local": 0.5, "wecfl-k2": 0.4},
     }
     verdict |= {"hospitals": [hospital], "sentences": ["Cluster into 2. hungary loses."]}
-    rung = {"rounds": 3, "means": {}, "dropped": {"fedavg": "clearly worse"}, "seconds": 1.0}
+    rung = {"rounds": 3, "means": {"local": 0.5}, "dropped": {"fedavg": "clearly worse"}, "seconds": 1.0}
     study = {
         "version": 1,
         "settings": {},

@@ -33,7 +33,7 @@ def all_over(**values: float) -> dict[str, Measured]:
 
 
 def preferred(entrants: list[Entrant], validated: dict[str, Measured], mode: str = "max") -> Entrant | None:
-    return Contest({}, validated, entrants, mode, seed=0, alone="local").preferred(entrants)
+    return Contest({}, validated, entrants, mode, seed=0).preferred(entrants)
 
 
 def test_clusters_that_are_clearly_better_are_recommended_with_numbers():

@@ -7,13 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.text import shown
-from cfl_flare.engine.observers.metrics import Ranges
+from cfl_flare.engine.observers.metrics import Ranges, range_of
 from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
 from cfl_flare.engine.task import MAX_SAMPLES, is_count, is_number
 from cfl_flare.training.bootstrap import DRAWS, Replicates
-from cfl_flare.training.settings import MOST_DRAWS
 
 # Of a class with fewer samples a participant says that alone.
 FEWEST = 10
@@ -44,49 +42,40 @@ class Bootstrap(Observer):
         drawn = probe.learner.resampled(probe.outputs, measures, times)
         if drawn is None:
             return None
-        return {"draw": drawn.draw, "values": {f"served_{name}": list(own) for name, own in drawn.values.items()}}
+        return {
+            "draw": drawn.draw,
+            "values": {f"served_{name}": list(of_measure) for name, of_measure in drawn.values.items()},
+        }
 
-    def check(self, answer: Any, asked: Asked) -> Replicates:
+    def check(self, answer: Any, request: Asked) -> Replicates:
         """A number of each measure on each draw, in its range, or None."""
-        name, question = asked.name, asked.task.questions.get(self.key)
-        if question is None:
-            raise PayloadError("metric", f"{name} was not asked to measure draws of its test split")
+        question: Any = request.task.questions.get(self.key)
+        request.require(question is not None, "it was not asked to measure draws of its test split")
         drawn = isinstance(answer, Mapping) and answer.keys() == {"draw", "values"}
-        if not drawn or not isinstance(answer["values"], Mapping):
-            raise PayloadError("metric", f"{name}: {shown(answer)} should be its draw, and values by measure")
+        drawn = drawn and isinstance(answer["values"], Mapping)
+        request.require(drawn, f"{shown(answer)} should be its draw, and values by measure")
         draw, values = answer["draw"], answer["values"]
-        if not is_count(draw, 0, DRAWS - 1):
-            raise PayloadError("metric", f"{name}: draw = {shown(draw)} should be a whole number below {DRAWS}")
+        request.require(is_count(draw, 0, DRAWS - 1), f"draw = {shown(draw)} should be a whole number below {DRAWS}")
         for key, of_measure in values.items():
-            self._check_values(name, key, of_measure, asked)
-            if len(of_measure) != question["times"]:
-                counts = f"{len(of_measure)} draws of {key}, not {question['times']}"
-                raise PayloadError("metric", f"{name} sent {counts}, as the job asks with bootstrap")
+            self._check_values(key, of_measure, question["times"], request)
         return Replicates(draw, {key: tuple(of_measure) for key, of_measure in values.items()})
 
-    def _check_values(self, name: str, key: Any, values: Any, asked: Asked) -> None:
-        known = None if self._ranges is None else {"served_" + measure: ends for measure, ends in self._ranges.items()}
-        if known is not None and key not in known:
-            raise PayloadError("metric", f"{name}: {shown(key)} should be one of {', '.join(known)}")
-        if key not in asked.result.metrics or not key.startswith("served_"):
-            raise PayloadError("metric", f"{name} has draws of {shown(key)}, which it does not report")
-        if not isinstance(values, Sequence) or isinstance(values, str) or len(values) > MOST_DRAWS:
-            count = f"{len(values)} values" if isinstance(values, Sequence) else shown(values)
-            what = f"draws of {key} should be a list of at most {MOST_DRAWS}"
-            raise PayloadError("metric", f"{name}: {what}, not {count}")
-        for value in values:
-            if value is None:
-                continue
-            if known is not None and not is_number(value, *known[key]):
-                low, high = known[key]
-                wanted = f"a number in [{low:g}, {high:g}] or None"
-                raise PayloadError("metric", f"{name}: a draw of {key} is {shown(value)}, and should be {wanted}")
-            if not is_number(value):
-                raise PayloadError("metric", f"{name}: a draw of {key} is neither a finite number in range nor None")
+    def _check_values(self, key: Any, values: Any, times: int, request: Asked) -> None:
+        """Checks the draws of a measure, whose name `Metrics` has checked."""
+        reported = key in request.result.metrics and key.startswith("served_")
+        request.require(reported, f"it has draws of {shown(key)}, which it does not report")
+        listed = isinstance(values, Sequence) and not isinstance(values, str)
+        count = f"{len(values)} values" if listed else shown(values)
+        wanted = f"should be a list of {times}, as the job asks with bootstrap, not {count}"
+        request.require(listed and len(values) == times, f"draws of {key} {wanted}")
+        low, high = range_of(key.removeprefix("served_"), self._ranges)
+        wrong = next((value for value in values if value is not None and not is_number(value, low, high)), None)
+        limits = f"should be a number in [{low:g}, {high:g}] or None"
+        request.require(wrong is None, f"a draw of {key} is {shown(wrong)}, and {limits}")
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:
         if self._times and server.recorder is not None:
-            drawn = {name: own for name, own in server.round.answers(self.key).items() if own is not None}
+            drawn = {name: draws for name, draws in server.round.answers(self.key).items() if draws is not None}
             server.recorder.bootstrap(drawn, server.participants, server.settings.max_weight_share)
 
 
@@ -107,16 +96,14 @@ class ClassCounts(Observer):
         counts = probe.learner.class_counts(probe.outputs) if probe.sends_counts else None
         return None if counts is None else [count if count >= FEWEST or not count else None for count in counts]
 
-    def check(self, answer: Any, asked: Asked) -> list[int | None]:
-        name = asked.name
-        if self.key not in asked.task.questions or not asked.participant.tested:
-            raise PayloadError("metric", f"{name} was not asked for its test samples of each class")
-        if not isinstance(answer, Sequence) or isinstance(answer, str) or not 1 <= len(answer) <= MOST_CLASSES:
-            raise PayloadError("metric", f"{name}: {shown(answer)} should be its number of test samples by class")
-        for count in answer:
-            if not (count is None or count == 0 or is_count(count, FEWEST, MAX_SAMPLES)):
-                wanted = f"0, None, or a whole number in {FEWEST}..{MAX_SAMPLES}"
-                raise PayloadError("metric", f"{name}: {shown(count)} test samples of a class should be {wanted}")
+    def check(self, answer: Any, request: Asked) -> list[int | None]:
+        wanted = self.key in request.task.questions and request.participant.tested
+        request.require(wanted, "it was not asked for its test samples of each class")
+        listed = isinstance(answer, Sequence) and not isinstance(answer, str) and 1 <= len(answer) <= MOST_CLASSES
+        request.require(listed, f"{shown(answer)} should be its number of test samples by class")
+        wrong = next((n for n in answer if not (n is None or n == 0 or is_count(n, FEWEST, MAX_SAMPLES))), None)
+        limits = f"0, None, or a whole number in {FEWEST}..{MAX_SAMPLES}"
+        request.require(wrong is None, f"{shown(wrong)} test samples of a class should be {limits}")
         return list(answer)
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.text import shown
 from cfl_flare.engine.observers.metrics import Ranges, check_metrics
 from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
@@ -29,6 +28,18 @@ def named_models(server: Running, models: Mapping[str, Served]) -> dict[str, Nam
                 server.assembled[slots[-1]] = model
         named[name] = name, slots, served.vote, list(served.parts)
     return named
+
+
+def slots_of(models: Sequence[Named]) -> list[str]:
+    return [slot for _, slots, _, _ in models for slot in slots]
+
+
+def models_of(models: Sequence[Named], probe: Probe) -> dict[str, Served]:
+    """The models that a question names, at the participant that is asked."""
+    return {
+        name: Served(tuple(probe.models[slot] for slot in slots), vote, tuple(parts))
+        for name, slots, vote, parts in models
+    }
 
 
 class CrossSite(Observer):
@@ -54,25 +65,20 @@ class CrossSite(Observer):
         return self._models
 
     def slots(self, question: Any) -> Sequence[str]:
-        return [slot for _, slots, _, _ in question for slot in slots]
+        return slots_of(question)
 
     @staticmethod
     def answer(question: Any, probe: Probe) -> dict[str, dict[str, float]]:
-        return {
-            name: probe.learner.evaluate(Served(tuple(probe.models[slot] for slot in slots), vote, tuple(parts)))
-            for name, slots, vote, parts in question
-        }
+        return {name: probe.learner.evaluate(served) for name, served in models_of(question, probe).items()}
 
-    def check(self, answer: Any, asked: Asked) -> Mapping[str, Mapping[str, float]]:
+    def check(self, answer: Any, request: Asked) -> Any:
         """Metrics of models that were named."""
-        if not isinstance(answer, Mapping) or not all(isinstance(model, str) for model in answer):
-            raise PayloadError("malformed", f"{asked.name}: cross = {shown(answer)} should have metrics for each model")
-        known = {name for name, *_ in asked.task.questions.get(self.key) or ()}
-        strange = sorted(answer.keys() - known)
-        if strange:
-            raise PayloadError("metric", f"{asked.name} was not asked to measure the model {shown(strange[0])}")
+        by_model = isinstance(answer, Mapping) and all(isinstance(model, str) for model in answer)
+        request.require(by_model, f"cross = {shown(answer)} should have metrics for each model", "malformed")
+        strange = sorted(answer.keys() - {name for name, *_ in request.task.questions.get(self.key) or ()})
+        request.require(not strange, f"it was not asked to measure the model {shown(strange[:1])}")
         for metrics in answer.values():
-            check_metrics(metrics, asked, ("",), self._ranges, ("",))
+            check_metrics(metrics, request, ("",), self._ranges)
         return answer
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:

@@ -99,8 +99,8 @@ class Lineage(Observer):
         self._last = server.finished
         if self._chain is not None or server.recorder is None:
             return
-        rounds, kept = server.state.round, None if self._store is None else self._store.folder / KEPT
-        self._chain = Chain(server.recorder.folder, rounds, kept)
+        rounds, copy = server.state.round, None if self._store is None else self._store.folder / KEPT
+        self._chain = Chain(server.recorder.folder, rounds, copy)
         settings = {"method": describe_method(server.method), **server.recorder.settings}
         settings.pop("sites_left_out", None)  # sites may join later
         self._chain.begin(rounds, settings, self._data(server), self._checkpoint(rounds))

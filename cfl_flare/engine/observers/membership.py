@@ -10,13 +10,11 @@ from operator import add
 from typing import Any, ClassVar
 
 from cfl_flare.clustering.floor import shares_of
-from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.text import shown
-from cfl_flare.engine.observers.cross_site import Named, named_models
+from cfl_flare.engine.observers.cross_site import Named, models_of, named_models, slots_of
 from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
 from cfl_flare.engine.task import MAX_SAMPLES, is_count
 from cfl_flare.methods.slots import cluster_slot, is_cluster
-from cfl_flare.training.ensemble import Served
 from cfl_flare.training.membership import ATTACKS, FEWEST_MEMBERS, PER_FALSE_POSITIVE, Counts, attacks
 
 
@@ -52,7 +50,7 @@ class Membership(Observer):
         return {"shadow_models": self._shadow_models, "models": models} if models else None
 
     def slots(self, question: Any) -> Sequence[str]:
-        return [slot for _, slots, _, _ in question["models"] for slot in slots]
+        return slots_of(question["models"])
 
     @staticmethod
     def answer(question: Any, probe: Probe) -> dict[str, Any] | None:
@@ -60,44 +58,40 @@ class Membership(Observer):
         learner, count = probe.learner, min(int(question["shadow_models"]), probe.settings.membership)
         if not probe.sends_counts or learner.patients < FEWEST_MEMBERS or not count:
             return None
-        models = {
-            name: Served(tuple(probe.models[slot] for slot in slots), vote, tuple(parts))
-            for name, slots, vote, parts in question["models"]
-        }
-        counts = attacks(learner, models, count)
+        counts = attacks(learner, models_of(question["models"], probe), count)
         objects = probe.most_tpr is not None and any(clearly_above(of, probe.most_tpr) for of in counts.values())
         sent = {name: {attack: list(of.numbers) for attack, of in each.items()} for name, each in counts.items()}
         return {"models": sent, "objects": objects}
 
-    def check(self, answer: Any, asked: Asked) -> dict[str, Any]:
+    def check(self, answer: Any, request: Asked) -> dict[str, Any]:
         """Four counts of each attack that are possible, of the samples that the participant said it has."""
-        name, question = asked.name, asked.task.questions.get(self.key)
-        if question is None or not asked.participant.tested:
-            raise PayloadError("metric", f"{name} was not asked to attack models with its samples")
+        question: Any = request.task.questions.get(self.key)
+        wanted = question is not None and request.participant.tested
+        request.require(wanted, "it was not asked to attack models with its samples")
         counted = isinstance(answer, Mapping) and answer.keys() == {"models", "objects"}
-        if not counted or not isinstance(answer["objects"], bool):
-            raise PayloadError("metric", f"{name}: {shown(answer)} should be counts by model, and whether it objects")
+        counted = counted and isinstance(answer["objects"], bool)
+        request.require(counted, f"{shown(answer)} should be counts by model, and whether it objects")
         models, known = answer["models"], [model for model, *_ in question["models"]]
-        if not isinstance(models, Mapping) or not models.keys() <= {*known}:
-            raise PayloadError("metric", f"{name}: {shown(models)} should be counts of {', '.join(known)} alone")
-        counts = {model: self._of_model(of, asked) for model, of in models.items()}
+        named = isinstance(models, Mapping) and models.keys() <= {*known}
+        request.require(named, f"{shown(models)} should be counts of {', '.join(known)} alone")
+        counts = {model: self._of_model(of, request) for model, of in models.items()}
         return {"models": counts, "objects_to": known if answer["objects"] else []}
 
     @staticmethod
-    def _of_model(said: Any, asked: Asked) -> dict[str, Counts]:
-        if not isinstance(said, Mapping) or said.keys() != {*ATTACKS}:
-            raise PayloadError("metric", f"{asked.name}: {shown(said)} should be counts of {', '.join(ATTACKS)}")
+    def _of_model(by_attack: Any, request: Asked) -> dict[str, Counts]:
+        complete = isinstance(by_attack, Mapping) and by_attack.keys() == {*ATTACKS}
+        request.require(complete, f"{shown(by_attack)} should be counts of {', '.join(ATTACKS)}")
         counts = {}
         for attack in ATTACKS:
-            numbers = said[attack]
+            numbers = by_attack[attack]
             four = isinstance(numbers, Sequence) and len(numbers) == 4 and not isinstance(numbers, str)
-            if not four or not all(is_count(number, 0, MAX_SAMPLES) for number in numbers):
-                raise PayloadError("metric", f"{asked.name}: {shown(numbers)} should be four whole numbers of {attack}")
+            four = four and all(is_count(number, 0, MAX_SAMPLES) for number in numbers)
+            request.require(four, f"{shown(numbers)} should be four whole numbers of {attack}")
             counts[attack] = of = Counts(*numbers)
-            fits = of.true_positives <= of.members and 0 < of.members <= asked.participant.samples
-            if not fits or not of.non_members or of.false_positives > of.non_members // PER_FALSE_POSITIVE:
-                limits = f"of at most {asked.participant.samples} members, and of others at most 1 %"
-                raise PayloadError("metric", f"{asked.name}: {shown(numbers)} of {attack} should be {limits}")
+            possible = of.true_positives <= of.members and 0 < of.members <= request.participant.samples
+            possible = possible and 0 < of.non_members >= PER_FALSE_POSITIVE * of.false_positives
+            limits = f"of at most {request.participant.samples} members, and of others at most 1 %"
+            request.require(possible, f"{shown(numbers)} of {attack} should be {limits}")
         return counts
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:

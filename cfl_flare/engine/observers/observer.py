@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.task import Result, Task
@@ -74,6 +75,15 @@ class Asked:
     def name(self) -> str:
         return self.participant.name
 
+    def require(self, holds: bool, words: str, code: str = "metric") -> None:
+        """Raises a PayloadError of these words on the participant unless the condition holds."""
+        if not holds:
+            raise PayloadError(code, f"{self.name}: {words}")
+
+    def require_tested(self) -> None:
+        untested = "it measured something, and said before that it has no test samples"
+        self.require(self.participant.tested, untested)
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -136,7 +146,7 @@ class Observer:
         """A participant's answer: JSON values, or an array; None for none."""
         return None
 
-    def check(self, answer: Any, asked: Asked) -> Any:
+    def check(self, answer: Any, request: Asked) -> Any:
         """Checks an answer and returns it as it is kept.
 
         Raises:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,33 +34,29 @@ class Scores(Observer):
         sends = probe.sends_counts and probe.settings.score_bins
         return probe.learner.score_counts(probe.outputs) if sends else None
 
-    def check(self, answer: Any, asked: Asked) -> np.ndarray:
+    def check(self, answer: Any, request: Asked) -> np.ndarray:
         """Counts of one test split, and those of decisions in the same rows: ``(classes, 2, bins + 1)``."""
-        name, scored = asked.name, self._scored if asked.task.evaluate else None
+        scored = self._scored if request.task.evaluate else None
         if scored is None:
-            raise PayloadError("scores", f"{name} was not asked for histograms of scores")
-        if not asked.participant.tested:
-            raise PayloadError("metric", f"{name} measured something, and said before that it has no test samples")
-        if not isinstance(answer, np.ndarray):
-            raise PayloadError("scores", f"{name}: its histograms of scores should be one array of counts")
-        shape = *scored.shape[:2], scored.shape[2] + 1
-        if answer.dtype.kind not in "iu" or answer.shape != shape:
-            sent = f"{answer.dtype} of shape {answer.shape}"
-            raise PayloadError("scores", f"{name}: its histograms are {sent}, not whole numbers of {shape}")
-        if answer.min() < 0 or answer.max() > MAX_SAMPLES:
-            ends = f"{answer.min()} and {answer.max()}"
-            raise PayloadError("scores", f"{name}: its histograms hold {ends}, which is no count")
+            raise PayloadError("scores", f"{request.name}: it was not asked for histograms of scores")
+        request.require_tested()
+        refuse_unless = partial(request.require, code="scores")
+        refuse_unless(isinstance(answer, np.ndarray), "its histograms of scores should be one array of counts")
+        shape, sent = (*scored.shape[:2], scored.shape[2] + 1), f"{answer.dtype} of shape {answer.shape}"
+        whole_numbers = answer.dtype.kind in "iu" and answer.shape == shape
+        refuse_unless(whole_numbers, f"its histograms are {sent}, not whole numbers of {shape}")
+        ends = int(answer.min()), int(answer.max())
+        refuse_unless(ends[0] >= 0 and ends[1] <= MAX_SAMPLES, f"its histograms hold {ends}, which is no count")
         of_rows, decided = answer[..., :-1].sum(axis=2, dtype=np.int64), answer[..., -1].astype(np.int64)
         samples = of_rows.sum(axis=1)
-        if samples.min() != samples.max() or not 1 <= samples[0] <= MAX_SAMPLES:
-            ends = f"{samples.min()} to {samples.max()} samples"
-            wanted = f"not the same in 1..{MAX_SAMPLES}"
-            raise PayloadError("scores", f"{name}: its histograms count {ends} by class, {wanted}")
-        if (decided > of_rows).any():
-            raise PayloadError("scores", f"{name}: its histograms have fewer samples than decisions about them")
-        if scored.link == "softmax" and not samples[0] == of_rows[:, 1].sum() == decided.sum():
-            sums = f"{of_rows[:, 1].sum()} labels and {decided.sum()} decisions"
-            raise PayloadError("scores", f"{name}: its histograms have {sums}, not one of each of {samples[0]} samples")
+        same = samples.min() == samples.max() and 1 <= samples[0] <= MAX_SAMPLES
+        counts = f"{samples.min()} to {samples.max()} samples by class, not the same in 1..{MAX_SAMPLES}"
+        refuse_unless(same, f"its histograms count {counts}")
+        fewer = "its histograms have fewer samples than decisions about them"
+        refuse_unless(not (decided > of_rows).any(), fewer)
+        labels, decisions = of_rows[:, 1].sum(), decided.sum()
+        sums = f"{labels} labels and {decisions} decisions, not one of each of {samples[0]} samples"
+        refuse_unless(scored.link != "softmax" or samples[0] == labels == decisions, f"its histograms have {sums}")
         return answer
 
     def collect(self, server: Running, measured: RoundMetrics) -> RoundMetrics:

@@ -26,11 +26,10 @@ from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.site import check_private
 from cfl_flare.methods import FedAvg, Finetune, Groups, Local, Method, WeCFL, describe_method
 from cfl_flare.methods.auto_k import AutoK
-from cfl_flare.results.study import SEARCH, Entrant
+from cfl_flare.results.study import ALONE, ONE_MODEL, SEARCH, Entrant
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import LearningTask
 
-ALONE, ONE_MODEL = "local", "fedavg"
 # Groups that are drawn, as the name of a candidate begins.
 RANDOM = "random"
 # Random groups are drawn so often at most.
@@ -263,4 +262,5 @@ def of_candidate(plan: RunPlan, candidate: Candidate) -> RunPlan:
 
 def check_candidates(plan: RunPlan, candidates: Sequence[Candidate]) -> None:
     """Raises a ConfigError if a candidate, or what looks for the number of clusters, does not fit model or settings."""
-    check_plans([of_candidate(plan, one) for one in (*candidates, search_candidate(plan.server.num_rounds))])
+    everything = (*candidates, search_candidate(plan.server.num_rounds))
+    check_plans([of_candidate(plan, candidate) for candidate in everything])

@@ -9,31 +9,23 @@ at most half of all. What trains the candidates is a `Trainer`: this process, or
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from cfl_flare.clustering.gap import NUMBER, in_words
+from cfl_flare.clustering.gap import in_words
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import AbortedError, CFLError, ConfigError, RunFailedError
+from cfl_flare.core.files import atomic_write
 from cfl_flare.core.text import plain
-from cfl_flare.engine.study.candidates import (
-    ALONE,
-    ONE_MODEL,
-    Candidate,
-    StudySettings,
-    clustered_candidates,
-    random_groups,
-    search_candidate,
-    search_rounds,
-)
+from cfl_flare.engine.study.candidates import Candidate, StudySettings, clustered_candidates, random_groups
+from cfl_flare.engine.study.journal import Journal, Rung, Search
 from cfl_flare.results.comparison import MARGIN, Measured, clear_without_each, difference, mean_of, shared_by_all
 from cfl_flare.results.decision import decide
 from cfl_flare.results.metrics import Metric, is_share
-from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, read_lines
-from cfl_flare.results.study import Verdict
+from cfl_flare.results.study import ALONE, ONE_MODEL, STUDY, VERSION, Verdict
 
 VALIDATION: Final = "validation"
 TEST: Final = "test"
@@ -65,97 +57,6 @@ class Trainer(Protocol):
 
     def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
         """What every hospital measures of a candidate after these rounds, on ``validation`` or ``test`` samples."""
-
-
-@dataclass(frozen=True)
-class Search:
-    """The number of clusters, and how it was found.
-
-    Attributes:
-        note: as `cfl_flare.clustering.gap.noted` has it.
-        assignment: the cluster of each hospital that answered.
-        rounds: that it took.
-    """
-
-    note: Mapping[str, Any]
-    assignment: Mapping[str, int]
-    rounds: int
-
-    @classmethod
-    def made(cls, train: Callable[[Candidate, int], None], out: Path, total: int) -> Search:
-        """Trains as ``wecfl:k=auto`` in the study's folder; a RunFailedError if too few participants answered."""
-        candidate, rounds = search_candidate(total), search_rounds(total)
-        train(candidate, rounds)
-        folder = out / candidate.name
-        records = [line for line in read_lines(folder / ROUNDS) if NUMBER in line]
-        if not records:
-            raise RunFailedError("study: too few participants answered to find the number of clusters; start it again")
-        last = [line for line in read_lines(folder / ASSIGNMENTS) if line["round"] == records[-1]["round"]]
-        assignment = {line["participant"]: line["cluster"] for line in last if line["cluster"] is not None}
-        return cls(records[-1][NUMBER], assignment, rounds)
-
-
-@dataclass(frozen=True)
-class Rung:
-    """One comparison on validation samples, after the same rounds of each candidate.
-
-    Attributes:
-        means: each candidate's mean over hospitals.
-        dropped: why some train no further.
-        seconds: that it took, with the training since the rung before.
-    """
-
-    rounds: int
-    means: Mapping[str, float]
-    dropped: Mapping[str, str]
-    seconds: float
-
-
-@dataclass
-class Journal:
-    """What a study knows so far; `Study` goes on from there.
-
-    Attributes:
-        clusters: their number after the search; None before.
-        k_set: the ends of its nominal 90 % set.
-        assignment: the cluster of each hospital that answered.
-        searched: the rounds that the search took, and ``search_seconds`` the seconds.
-        verdict: None until there is one.
-        words: on the number of clusters, and how sure it is.
-    """
-
-    clusters: int | None = None
-    k_set: Sequence[int] = ()
-    assignment: Mapping[str, int] = field(default_factory=dict)
-    searched: int = 0
-    search_seconds: float = 0.0
-    rungs: list[Rung] = field(default_factory=list)
-    verdict: Verdict | None = None
-    words: str = ""
-
-    @property
-    def seconds(self) -> float:
-        return self.search_seconds + sum(rung.seconds for rung in self.rungs)
-
-    def cost(self, rounds: int) -> dict[str, Any]:
-        """What the study cost, and the rounds of training all of its candidates to the end."""
-        last = {name: rung.rounds for rung in self.rungs for name in rung.means}
-        spent = self.searched + sum(last.values())
-        return {"rounds": spent, "everything": self.searched + rounds * len(last), "seconds": self.seconds}
-
-    def to_dict(self, rounds: int) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "found": self.clusters,
-            "set": list(self.k_set),
-            "assignment": dict(self.assignment),
-            "words": self.words,
-            "searched": self.searched,
-            "search_seconds": self.search_seconds,
-            "rungs": [asdict(rung) for rung in self.rungs],
-            "cost": self.cost(rounds),
-            "verdict": None if self.verdict is None else self.verdict.to_dict(),
-        }
 
 
 class Study:
@@ -225,6 +126,12 @@ class Study:
             journal.verdict = self._verdict(left)
             self._save(journal)
         return journal.verdict
+
+    def write(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Writes what the study has found so far, with its settings as JSON; a FileError if it cannot."""
+        rounds, titles = self.trainer.rounds, {c.name: c.entrant.title for c in self.candidates}
+        content = {"version": VERSION, "settings": facts, "rounds": rounds, "titles": titles}
+        atomic_write(folder / STUDY, json.dumps({**content, **self.journal.to_dict(rounds)}, indent=1))
 
     def _affordable(self, left: Sequence[Candidate], rounds: int) -> bool:
         """Whether more rounds of the candidates that are left fit into the minutes, at the speed so far."""
@@ -336,17 +243,7 @@ class Study:
         for name, why in self._too_few(tested).items():
             self._say(f"test samples: {name} is left out: {why}")
             del tested[name]
-        return decide(
-            tested,
-            validated,
-            [c.entrant for c in left if c.name in tested],
-            rung.rounds,
-            metric.name,
-            metric.mode,
-            self.settings.margin,
-            self._seed,
-            ONE_MODEL,
-            ALONE,
-            self.settings.fewest_events,
-            len(trainer.names),
-        )
+        entrants = [c.entrant for c in left if c.name in tested]
+        counts = self._seed, self.settings.fewest_events, len(trainer.names)
+        of_metric = metric.name, metric.mode, self.settings.margin
+        return decide(tested, validated, entrants, rung.rounds, *of_metric, *counts)

@@ -22,7 +22,8 @@ from cfl_flare.engine.observers.bootstrap import Bootstrap
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.study.candidates import Candidate, of_candidate, private_layers, study_plan
-from cfl_flare.engine.study.halving import TEST, VALIDATION, Search
+from cfl_flare.engine.study.halving import TEST, VALIDATION
+from cfl_flare.engine.study.journal import Search
 from cfl_flare.engine.task import Task
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.results.comparison import AtHospital, Measured

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel
 
-from cfl_flare.core.config import from_dict, unmarked
+from cfl_flare.core.config import from_dict, require, unmarked
 from cfl_flare.core.errors import AbortedError, ConfigError, RunFailedError
 from cfl_flare.core.seeds import derive
 from cfl_flare.core.settings import extends
@@ -28,8 +28,8 @@ from cfl_flare.engine.study.candidates import (
     first_candidates,
     private_layers,
 )
-from cfl_flare.engine.study.file import as_kept, finished, journal_of, save
-from cfl_flare.engine.study.halving import TEST, VALIDATION, Journal, Search, Study
+from cfl_flare.engine.study.halving import TEST, VALIDATION, Study
+from cfl_flare.engine.study.journal import Journal, Search, as_json, finished
 from cfl_flare.engine.task import MAX_SAMPLES, Result, is_count
 from cfl_flare.flare.aggregator import Start
 from cfl_flare.flare.compat import component_policy, simulated
@@ -89,7 +89,7 @@ class StudyController(SeveralController):
             "candidates": [candidate.described() for candidate in self._candidates],
             "study": {key: value for key, value in asdict(self._study_settings).items() if key != "minutes"},
         }
-        self._study_facts = as_kept(facts)
+        self._study_facts = as_json(facts)
         self._folder = StudyFolder.open(self.run_name, self.resume_from, self._study_facts, self.fl_ctx)
 
     def _run_all(self) -> None:
@@ -99,10 +99,10 @@ class StudyController(SeveralController):
             self.everyone = self._gathered()
 
             def store(journal: Journal) -> None:
-                save(self._folder.path, study, journal, self._study_facts)
+                study.write(self._folder.path, self._study_facts)
                 self._folder.publish(self.results)
 
-            of_study = (self, self._candidates, self._study_settings, journal_of(earlier))
+            of_study = (self, self._candidates, self._study_settings, Journal.of(earlier))
             study = Study(*of_study, store, self.info, seed=self._schedule.seed)
             for candidate in self._candidates:  # the servers check them against the participants, before any trains
                 self._start(candidate, TEST)
@@ -238,14 +238,12 @@ def take_counts(message: FLModel, expected: Collection[str]) -> dict[str, dict[s
     if "error" in content:
         return {}
     said = content.pop(COUNTS, None)
-    if not isinstance(said, dict) or said.keys() != set(expected):
-        raise malformed(
-            f"{COUNTS} should have the numbers of samples of {len(expected)} participants, not {shown(said)}"
-        )
+    wanted = f"{COUNTS} should have the numbers of samples of {len(expected)} participants, not {shown(said)}"
+    require(isinstance(said, dict) and said.keys() == {*expected}, wanted, malformed)
     for name, counts in said.items():
-        if not isinstance(counts, dict) or counts.keys() != set(SPLITS):
-            raise malformed(f"{name}: {shown(counts)} should be its numbers of {' and '.join(SPLITS)} samples")
+        wanted = f"{name}: {shown(counts)} should be its numbers of {' and '.join(SPLITS)} samples"
+        require(isinstance(counts, dict) and counts.keys() == {*SPLITS}, wanted, malformed)
         for split, count in counts.items():
-            if not is_count(count, 0, MAX_SAMPLES):
-                raise malformed(f"{name}: {split} = {shown(count)} should be a whole number in 0..{MAX_SAMPLES}")
+            wanted = f"{name}: {split} = {shown(count)} should be a whole number in 0..{MAX_SAMPLES}"
+            require(is_count(count, 0, MAX_SAMPLES), wanted, malformed)
     return {name: dict(counts) for name, counts in said.items()}

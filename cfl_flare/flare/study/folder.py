@@ -14,7 +14,7 @@ from nvflare.apis.fl_context import FLContext
 
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.files import make_folder, writing
-from cfl_flare.engine.study.file import differing
+from cfl_flare.engine.study.journal import differing
 from cfl_flare.flare.policy import store_for
 from cfl_flare.results.store import Store
 from cfl_flare.results.study import load_study
