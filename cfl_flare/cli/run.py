@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from cfl_flare.cli import options, specs
@@ -26,8 +25,8 @@ from cfl_flare.engine.newcomers import Finished, Newcomer, joining_rule
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.methods import METHODS, PENALTIES, Method
 from cfl_flare.models import MODELS
-from cfl_flare.report import write
-from cfl_flare.report.table import in_table, partition_table, print_whole, results_table
+from cfl_flare.report import page, write
+from cfl_flare.report.table import partition_table, print_whole, printed, results_table
 from cfl_flare.report.text import measure_name
 from cfl_flare.results.metrics import of_training
 from cfl_flare.results.served import columns_of
@@ -167,11 +166,7 @@ def check_allowed(allowed: Sequence[str], path: str) -> None:
 
 def newcomer_table(newcomer: Newcomer, rule: str) -> Table:
     title = "the newcomer, on its own test split" if newcomer.metrics else "the newcomer, which measured nothing"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     cluster = "no clusters" if newcomer.cluster is None else str(newcomer.cluster)
-    metrics = {key.removeprefix("served_"): value for key, value in newcomer.metrics.items()}
-    measures = {name: f"{value:.3f}" for name, value in metrics.items() if not of_training(name)}
-    for column in ("name", "cluster", "joined by", "rounds", *map(measure_name, measures)):
-        table.add_column(in_table(column))
-    table.add_row(escape(newcomer.name), cluster, escape(rule) or "-", str(newcomer.rounds), *measures.values())
-    return table
+    measures = {measure_name(k): f"{v:.3f}" for k, v in newcomer.metrics.items() if not of_training(k)}
+    row = (newcomer.name, cluster, rule or "-", str(newcomer.rounds), *measures.values())
+    return printed(title, page.Table(("name", "cluster", "joined by", "rounds", *measures), [row]))

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich import box, filesize
+from rich import filesize
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
@@ -32,7 +32,8 @@ FREQUENT = 0.5
 # Metrics that are shown next to those by which the runs are judged, and participants of a run that are named.
 MOST, NAMED = 2, 10
 # Columns of text beside the first one.
-TEXTS = ("folder", "what became of it")
+LARGEST = "training samples of the largest classes"
+TEXTS = ("folder", "what became of it", LARGEST)
 
 
 def in_table(name: Any, limit: int = 200) -> str:
@@ -183,18 +184,14 @@ def partition_table(report: PartitionReport) -> Table:
     The last lines are the totals and the samples of the source that stayed unused.
     """
     title = f"partition {report.rule}" + ("" if report.disjoint else ": samples were dealt twice")
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("participant", no_wrap=True)
-    for name in ("group", "train", "test", "classes"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("training samples of the largest classes", no_wrap=True)
+    rows = []
     for name, group, train, test in zip(report.names, report.truth, report.train, report.test):
         count = np.count_nonzero(train)
-        largest = "  ".join(f"{c}: {train[c]}" for c in np.argsort(-train, kind="stable")[:5] if train[c])
-        shown = "-" if group is None else str(group)
-        samples = (str(train.sum()), str(test.sum()), str(count))
-        table.add_row(in_table(name), shown, *samples, largest + ("  ..." if count > 5 else ""))
-    table.add_section()
-    table.add_row("all", "", str(report.train.sum()), str(report.test.sum()), "", "")
-    table.add_row("unused", "", str(report.train_unused), str(report.test_unused), "", "")
-    return table
+        largest = ", ".join(f"{c}: {train[c]}" for c in np.argsort(-train, kind="stable")[:5] if train[c])
+        group_label = "-" if group is None else str(group)
+        rows.append(
+            [name, group_label, *map(str, (train.sum(), test.sum(), count)), largest + " ..." * bool(count > 5)]
+        )
+    rows.append(["all", "", str(report.train.sum()), str(report.test.sum()), "", ""])
+    rows.append(["unused", "", str(report.train_unused), str(report.test_unused), "", ""])
+    return printed(title, page.Table(("participant", "group", "train", "test", "classes", LARGEST), rows))

@@ -17,7 +17,7 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 VERSION = 2
 # What a version's arrays say of its JSON file.
 CHECKSUM = "description_sha256"
-ARCHIVE = "archive"
+ARCHIVE, PREVIOUS = "archive", "previous"
 NOT_MODELS = "#arrays"
 
 Models = Mapping[str, Params]
@@ -88,14 +88,8 @@ class Store:
 
     def keep_previous(self) -> None:
         """Moves the versions of an earlier run of this name to ``previous``, in place of those before it."""
-        if not list(self.folder.glob("round-*")):
-            return
-        previous = self.folder / "previous"
-        with writing(previous):
-            shutil.rmtree(previous, ignore_errors=True)
-            previous.mkdir()
-            for path in (*self.folder.glob("round-*"), *self.folder.glob(ARCHIVE)):
-                path.rename(previous / path.name)
+        if versions := list(self.folder.glob("round-*")):
+            set_aside(self.folder, [*versions, *self.folder.glob(ARCHIVE)])
 
     def save(self, number: int, models: Models, metadata: Facts, others: Arrays | None = None) -> None:
         """Writes the version after this number of rounds, then deletes all but the last two.
@@ -188,6 +182,16 @@ class Store:
         there = sorted({path.parents[1].name for path in self.folder.parents[1].glob("*/*/round-*.json")})
         runs = ", ".join(there) or "none"
         raise StoreError(f"{self.folder} holds no intact version to resume from; there are runs: {runs}")
+
+
+def set_aside(folder: Path, paths: Sequence[Path]) -> None:
+    """Moves what is in a folder to `PREVIOUS` in it, in place of what was there before."""
+    previous = folder / PREVIOUS
+    with writing(previous):
+        shutil.rmtree(previous, ignore_errors=True)
+        previous.mkdir()
+        for path in paths:
+            path.rename(previous / path.name)
 
 
 def _sha256(text: str) -> str:

@@ -16,10 +16,10 @@ from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.files import make_folder, writing
 from cfl_flare.engine.study.journal import differing
 from cfl_flare.flare.policy import store_for
-from cfl_flare.results.store import Store
+from cfl_flare.results.store import PREVIOUS, Store, set_aside
 from cfl_flare.results.study import load_study
 
-CHECKPOINTS, PREVIOUS, LOCK = "checkpoints", "previous", "lock"
+CHECKPOINTS, LOCK = "checkpoints", "lock"
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ class StudyFolder:
             )
         store.lock()
         path = store.folder
-        if source != path:
-            _set_aside(path)
+        old = [entry for entry in path.iterdir() if entry.name not in (PREVIOUS, LOCK)]
+        if source != path and old:
+            set_aside(path, old)
         if source is not None and source != path:
             _copy(source, path, PREVIOUS, LOCK)
         return cls(path, earlier, store.durable)
@@ -75,18 +76,6 @@ class StudyFolder:
     def clean(self) -> None:
         """Deletes the checkpoints of a finished study."""
         shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
-
-
-def _set_aside(path: Path) -> None:
-    """Moves what an earlier study of this name left to ``previous``, in place of what was there before."""
-    old = [entry for entry in path.iterdir() if entry.name not in (PREVIOUS, LOCK)]
-    if not old:
-        return
-    with writing(path / PREVIOUS):
-        shutil.rmtree(path / PREVIOUS, ignore_errors=True)
-        (path / PREVIOUS).mkdir()
-        for entry in old:
-            entry.rename(path / PREVIOUS / entry.name)
 
 
 def _copy(source: Path, target: Path, *without: str) -> None:
