@@ -29,7 +29,7 @@ from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.engine.study.candidates import StudySettings, check_candidates, first_candidates
 from cfl_flare.engine.study.halving import VALIDATION, Study
 from cfl_flare.engine.study.in_process import InProcess
-from cfl_flare.engine.study.journal import Journal, as_json, differing, finished
+from cfl_flare.engine.study.journal import Journal, as_json, attempt_in, finished
 from cfl_flare.methods import Groups, Method
 from cfl_flare.report import write
 from cfl_flare.report.study import candidates_table, hospitals_table
@@ -176,8 +176,4 @@ def earlier(out: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
         reason = f"--out = {str(out)!r} is not an empty folder, and holds no {STUDY}"
         require(specs.is_unused(out), f"{reason}; name a new one")
         return None
-    attempt = load_study(out)
-    differences = differing(attempt, facts)
-    way_out = "give the same options, or name a new folder"
-    require(not differences, f"--out = {str(out)!r} holds a study with other settings ({differences}); {way_out}")
-    return attempt
+    return attempt_in(out, facts, f"--out = {str(out)!r}")

@@ -250,7 +250,7 @@ def test_a_study_prints_its_verdict_and_a_finished_one_prints_it_again(study_of,
     assert status == 0 and verdict["sentences"][0] in again
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     status, _, error = study_of(*WORDS, "--lr", "0.5", "--out", str(out))
-    assert status == 2 and "holds a study with other settings (candidates, training); give the same options" in error
+    assert status == 2 and "is of a study with other settings (candidates, training); give the same ones" in error
 
 
 def test_a_study_compares_given_groups_with_those_that_it_finds(study_of, tmp_path):

@@ -373,7 +373,7 @@ def test_only_the_same_study_is_resumed(tmp_path, state):
     Bench(tmp_path / "first").play(rungs=2, minutes=1e-9)
     before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
     (panic,) = Bench(tmp_path / "other").play(rungs=2, resume_from="study", seed=1).panics
-    assert "resume_from = 'study' names a study with other settings (data, run); give the job the same ones" in panic
+    assert "resume_from = 'study' is of a study with other settings (data, run); give the same ones" in panic
     (panic,) = Bench(tmp_path / "more").play(rungs=3, resume_from="study", run_name="new").panics
     assert "other settings (study)" in panic
     assert before == {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}

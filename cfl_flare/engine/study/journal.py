@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from cfl_flare.clustering.gap import NUMBER
-from cfl_flare.core.config import from_dict, unmarked
+from cfl_flare.core.config import from_dict, require, unmarked
 from cfl_flare.core.errors import RunFailedError
 from cfl_flare.core.text import plain
 from cfl_flare.engine.study.candidates import Candidate, search_candidate, search_rounds
 from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, read_lines
-from cfl_flare.results.study import STUDY, Verdict
+from cfl_flare.results.study import STUDY, Verdict, load_study
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,14 @@ def as_json(facts: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def differing(attempt: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """The names of the settings in which an earlier attempt differs; empty if there are none."""
+def attempt_in(folder: Path, facts: Mapping[str, Any], named: str) -> dict[str, Any]:
+    """An earlier attempt with the same settings; a ConfigError, which names it as it was ``named``, for others."""
+    attempt = load_study(folder)
     earlier = attempt["settings"]
-    return ", ".join(plain(key, 60) for key in sorted({*facts, *earlier}) if facts.get(key) != earlier.get(key))
+    names = [plain(key, 60) for key in sorted({*facts, *earlier}) if facts.get(key) != earlier.get(key)]
+    way_out = "give the same ones, or start a new study"
+    require(not names, f"{named} is of a study with other settings ({', '.join(names)}); {way_out}")
+    return attempt
 
 
 def finished(attempt: Mapping[str, Any] | None, rounds: int) -> bool:

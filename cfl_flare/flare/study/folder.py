@@ -12,12 +12,11 @@ from typing import Any
 
 from nvflare.apis.fl_context import FLContext
 
-from cfl_flare.core.config import check_run_name, require
+from cfl_flare.core.config import check_run_name
 from cfl_flare.core.files import make_folder, writing
-from cfl_flare.engine.study.journal import differing
+from cfl_flare.engine.study.journal import attempt_in
 from cfl_flare.flare.policy import store_for
 from cfl_flare.results.store import PREVIOUS, Store, set_aside
-from cfl_flare.results.study import load_study
 
 CHECKPOINTS, LOCK = "checkpoints", "lock"
 
@@ -49,13 +48,7 @@ class StudyFolder:
         earlier, source = None, None
         if resume_from is not None:
             source = store_for(resume_from, fl_ctx).folder
-            earlier = load_study(source)
-            what = differing(earlier, facts)
-            require(
-                not what,
-                f"run: resume_from = {resume_from!r} names a study with other settings ({what}); give the job the "
-                "same ones, or leave resume_from out",
-            )
+            earlier = attempt_in(source, facts, f"run: resume_from = {resume_from!r}")
         store.lock()
         path = store.folder
         old = [entry for entry in path.iterdir() if entry.name not in (PREVIOUS, LOCK)]
