@@ -190,16 +190,9 @@ class Ledger:
         }
         accepted = [{key: line[key] for key in ("time", "reason")} for line in balance.accepted]
         left = None if self.budget is None else balance.left(self.budget)
+        of_data = {"data": self.data, "patients": sorted({*balance.patients.values()})}
         spent = {"epsilon": balance.epsilon, "delta": balance.delta, "budget": self.budget, "left": left}
-        patients = sorted({*balance.patients.values()})
-        return {
-            "data": self.data,
-            "patients": patients,
-            **spent,
-            "jobs": jobs,
-            "accepted": accepted,
-            "lines": balance.number,
-        }
+        return {**of_data, **spent, "jobs": jobs, "accepted": accepted, "lines": balance.number}
 
     @contextmanager
     def _held(self) -> Iterator[None]:
