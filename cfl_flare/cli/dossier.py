@@ -28,7 +28,7 @@ from cfl_flare.report.write import write
 from cfl_flare.results import schema
 from cfl_flare.results.bootstrap import read_draws
 from cfl_flare.results.gate import check_gate
-from cfl_flare.results.lineage import LINEAGE
+from cfl_flare.results.lineage import LINEAGE, later
 from cfl_flare.results.lineage_check import check_lineage
 from cfl_flare.results.pseudonyms import pseudonymised, pseudonyms, with_pseudonyms
 from cfl_flare.results.run_dir import MODELS, SUMMARY, Run, load_run, the_run
@@ -137,7 +137,7 @@ def _lineage(folder: Path, root: Path | None) -> list[str]:
     if lineage.signer is not None and root is not None and not problems:
         who = "signed with a certificate of the project, which was checked against the project's root"
     return [
-        f"The run chains digests of its settings, data summaries, {lineage.rounds} records and {lineage.files} files.",
+        f"The run chains digests of its settings, its data summaries, and of {lineage.extent}.",
         f"Checked when this file was written: {said}. The chain is {who}.",
         f"The chain's head: {lineage.head}.",
     ]
@@ -193,8 +193,8 @@ def verify(folder: str, root: Path | None) -> None:
         left_out = f"; {len(problems) - MOST} more" if len(problems) > MOST else ""
         say(console, f"{place}: {len(problems) or 'no'} change{'s' * (len(problems) != 1)}{left_out}")
         say(console, *(f"- {problem}" for problem in problems[:MOST]), style="red")
-        say(console, f"  {lineage.files} files and {lineage.rounds} rounds are covered; head {lineage.head}; {signed}")
-        if lineage.later:
-            say(console, f"  not covered, as they were made of the others: {', '.join(lineage.later)}")
+        say(console, f"  {lineage.extent} are covered; head {lineage.head}; {signed}")
+        if others := later(place):
+            say(console, f"  not covered, as they were made of the others: {', '.join(others)}")
     if count:
         raise UnfitError(f"{folder}: {count} changes; they are named above")

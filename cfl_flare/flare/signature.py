@@ -20,8 +20,7 @@ from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import atomic_write, read_json, read_text
 from cfl_flare.core.text import plain
 from cfl_flare.flare.compat import simulated
-from cfl_flare.results.lineage import CERTIFICATE, SIGNATURE
-from cfl_flare.results.lineage_check import Lineage
+from cfl_flare.results.lineage import CERTIFICATE, SIGNATURE, Entries
 from cfl_flare.results.run_dir import SUMMARY
 
 # A certificate with those above it, and a signature, are smaller.
@@ -57,7 +56,7 @@ def signer_of(fl_ctx: FLContext) -> ServerSigner | None:
     return ServerSigner(name, certificate, utils.load_private_key_file(startup / "server.key"))
 
 
-def check_signature(folder: Path, lineage: Lineage, root: Path | None) -> tuple[list[str], str]:
+def check_signature(folder: Path, lineage: Entries, root: Path | None) -> tuple[list[str], str]:
     """Checks who signed a run's lineage.
 
     Args:

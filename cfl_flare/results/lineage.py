@@ -113,13 +113,17 @@ def _sha256(text: str) -> str:
 
 def covered(folder: Path) -> list[str]:
     """The files of a run that its chain covers once it is closed."""
-    names = (str(path.relative_to(folder)) for path in files.below(folder))
-    return [name for name in names if not is_later(name) and name not in (LINEAGE, SIGNATURE, CERTIFICATE)]
+    others = {*later(folder), LINEAGE, SIGNATURE, CERTIFICATE}
+    return [name for name in _names(folder) if name not in others]
 
 
-def is_later(name: str) -> bool:
-    """Whether a file is one that is made of a run's others."""
-    return any(fnmatch(name, pattern) for pattern in LATER)
+def later(folder: Path) -> list[str]:
+    """The files of a run that are made of its others, and that no chain covers."""
+    return [name for name in _names(folder) if any(fnmatch(name, pattern) for pattern in LATER)]
+
+
+def _names(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in files.below(folder)]
 
 
 class Entries:
@@ -134,6 +138,7 @@ class Entries:
         settings: by name.
         files: by name, once the chain is closed; None before.
         signer: who says to have signed it.
+        time: of the last entry.
     """
 
     def __init__(self, lines: Iterable[str]):
@@ -145,10 +150,20 @@ class Entries:
         self.settings: dict[str, str] = {}
         self.files: dict[str, str] | None = None
         self.signer: str | None = None
+        self.time = ""
         self._checkpoints: dict[int, dict[str, str]] = {}
         self._expected = 0
         for number, line in enumerate(lines, start=1):
             self._read(f"{LINEAGE}: line {number}", line)
+
+    @property
+    def head(self) -> str:
+        return str(self.last)
+
+    @property
+    def extent(self) -> str:
+        """What it covers, in words."""
+        return f"{len(self.files or {})} files and {len(self.records)} rounds"
 
     def _read(self, where: str, line: str) -> None:
         try:
@@ -169,7 +184,7 @@ class Entries:
 
     def _take(self, where: str, entry: Mapping[str, Any]) -> None:
         kind, rounds, checkpoint = entry["kind"], entry["rounds"], entry.get("checkpoint", {})
-        self.files, self.signer = entry.get("files"), entry.get("signer")
+        self.files, self.signer, self.time = entry.get("files"), entry.get("signer"), entry["time"]
         if kind in (START, RESUME):
             changed = [n for n, d in entry["records"].items() if self.records.get(n, d) != d]
             self.problems += [f"{ROUNDS}: round {n} was changed before the run went on" for n in changed]

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from cfl_flare.core.errors import FileError
-from cfl_flare.core.files import below, file_sha256, read_json
+from cfl_flare.core.files import file_sha256, read_json
 from cfl_flare.core.text import plain, shown
 from cfl_flare.results import lineage, schema
 from cfl_flare.results.lineage import LINEAGE, NONE, Entries
@@ -19,31 +18,10 @@ from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, SUMMARY
 NAMED = schema.object_with(name=schema.text)
 
 
-@dataclass(frozen=True)
-class Lineage:
-    """What a check of a run's lineage says.
+def check_lineage(folder: Path) -> Entries:
+    """A run's chain, whose problems name each file, record and entry that is not what it was.
 
-    Attributes:
-        problems: each file, record and entry that is not what it was.
-        files: how many files the chain covers.
-        rounds: how many records it covers.
-        later: files that are made of a run's others, and that no chain covers.
-        head: the digest of the last entry.
-        signer: who says to have signed it.
-        time: of the last entry.
-    """
-
-    problems: list[str]
-    files: int
-    rounds: int
-    later: list[str]
-    head: str
-    signer: str | None
-    time: str
-
-
-def check_lineage(folder: Path) -> Lineage:
-    """Compares a run's folder with its chain; `cfl_flare.flare.signature` checks who signed it.
+    `cfl_flare.flare.signature` checks who signed it.
 
     A FileError says that there is no chain, or that it cannot be read.
     """
@@ -51,18 +29,15 @@ def check_lineage(folder: Path) -> Lineage:
     if not path.is_file():
         raise FileError(f"{folder} has no {LINEAGE}: version 0.3 and later write one; name the folder of such a run")
     chain = Entries(lineage.complete_lines(path))
-    problems = [*chain.problems]
+    problems = chain.problems
     if not path.read_bytes().endswith(b"\n"):
         problems.append(f"{LINEAGE}: the last line is cut off")
     if chain.files is None:
         problems.append(f"{LINEAGE}: the chain is not closed: the run has not ended, or entries were left out")
     problems += [*_changed_records(folder, chain.records), *_changed_files(folder, chain.files or {})]
     problems += _changed_summary(folder, chain)
-    names = (str(file.relative_to(folder)) for file in below(folder))
-    later = [name for name in names if lineage.is_later(name)]
-    time = chain.entries[-1]["time"] if chain.entries else ""
-    problems = [plain(problem) for problem in dict.fromkeys(problems)]
-    return Lineage(problems, len(chain.files or {}), len(chain.records), later, str(chain.last), chain.signer, time)
+    chain.problems = [plain(problem) for problem in dict.fromkeys(problems)]
+    return chain
 
 
 def _changed_records(folder: Path, expected: Mapping[str, list[str]]) -> list[str]:

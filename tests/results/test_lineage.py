@@ -19,7 +19,7 @@ from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.flare.signature import ServerSigner, check_signature
 from cfl_flare.methods import WeCFL
-from cfl_flare.results.lineage import FIRST, LINEAGE, Chain, canonical, complete_lines, covered
+from cfl_flare.results.lineage import FIRST, LINEAGE, Chain, canonical, complete_lines, covered, later
 from cfl_flare.results.lineage_check import check_lineage
 from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, SUMMARY
 from cfl_flare.results.store import Store
@@ -73,7 +73,7 @@ def test_digests_are_those_of_the_files_and_of_each_other(run):
     records = {n: d for entry in entries for n, (d, _) in entry["records"].items()}
     assert records == {str(i): hashlib.sha256(line.encode()).hexdigest() for i, line in enumerate(rounds)}
     lineage = check_lineage(run)
-    assert (lineage.problems, lineage.rounds, lineage.files) == ([], 3, len(covered(run)))
+    assert (lineage.problems, len(lineage.records), len(lineage.files)) == ([], 3, len(covered(run)))
 
 
 def test_each_flipped_bit_of_each_file_is_named(run):
@@ -134,7 +134,7 @@ def test_files_that_go_or_come_are_named_and_those_made_later_are_listed(run):
         "clusters/cluster-1.safetensors was left out",
         "clusters/cluster-2.safetensors was added",
     ]
-    assert lineage.later == ["accuracy.png", "flare.log", "report.html"]
+    assert later(run) == ["accuracy.png", "flare.log", "report.html"]
 
 
 def test_a_chain_written_anew_cannot_hide_other_settings_or_data(run):
