@@ -152,7 +152,7 @@ def test_links_lead_somewhere(document):
 def write_blood_cells(path: Path) -> None:
     """A file in MedMNIST's layout, of noise."""
     rng = np.random.default_rng(0)
-    splits = {"train": 960, "test": 240}
+    splits = {"train": 480, "test": 120}
     images = {f"{s}_images": rng.integers(0, 256, (n, 28, 28, 3), dtype=np.uint8) for s, n in splits.items()}
     np.savez(path, **images, **{f"{s}_labels": np.arange(n) % 8 for s, n in splits.items()})
 
