@@ -138,7 +138,9 @@ def _difference(run: Run, first: Run, metric: str) -> str:
 
 
 def _ends(low: float, high: float) -> str:
-    return f" [{number_text(low)}, {number_text(high)}]"
+    """An interval; an end next to zero is written as the other one."""
+    fixed = 1e-3 <= max(abs(low), abs(high)) < 1e6
+    return " [{}, {}]".format(*(f"{end:.3f}" if fixed else number_text(end) for end in (low, high)))
 
 
 def _sizes(final: Mapping[str, Any]) -> str:
