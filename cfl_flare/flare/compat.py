@@ -41,8 +41,8 @@ from nvflare.private.fed.utils.fed_utils import authorize_build_component
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ClassError, ConfigError
 
-# An option of `mallopt` in malloc.h, and its value in bytes: what is as large goes back to the system when it is freed.
-M_MMAP_THRESHOLD, LARGE_PIECE = -3, 2**20
+# An option of `mallopt` in malloc.h, and its value: bytes of free memory that a process may keep.
+M_TRIM_THRESHOLD, FREE_MEMORY = -1, 16 * 2**20
 # What FLARE's parsers of HOCON and YAML replace by variables, and where they read other files or addresses.
 REPLACED = re.compile(r"\$\{|\binclude\b", re.IGNORECASE)
 # The id of each job in FLARE's simulator, which it writes out where it is used.
@@ -106,11 +106,12 @@ def keep_quiet() -> None:
 def return_memory() -> None:
     """Lets this process give memory back to the system when models are freed; no effect without the GNU C library.
 
-    FLARE receives models in pieces of 1 MB, with many threads. Once such a piece is freed, the C library by default
-    keeps this and all later ones for the thread that had them. Without it a server grows by several models a site.
+    FLARE receives models in pieces of 1 MB, with many threads. By default the C library keeps such pieces for the
+    thread that freed them, as it raises its own limits with each. Limits that a program sets stay. Without this a
+    server grows by several models a site.
     """
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_PIECE)
+        ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, FREE_MEMORY)
 
 
 def simulated(fl_ctx: FLContext) -> bool:
