@@ -42,7 +42,7 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import ClassError, ConfigError
 
 # An option of `mallopt` in malloc.h, and its value: bytes of free memory that a process may keep.
-M_TRIM_THRESHOLD, FREE_MEMORY = -1, 2**20
+M_TRIM_THRESHOLD, FREE_MEMORY = -1, 16 * 2**20
 # What FLARE's parsers of HOCON and YAML replace by variables, and where they read other files or addresses.
 REPLACED = re.compile(r"\$\{|\binclude\b", re.IGNORECASE)
 # The id of each job in FLARE's simulator, which it writes out where it is used.
