@@ -11,15 +11,15 @@ seconds are means; those by two cores are what no waiting could save.
 
 ``provisioned``: the same at provisioned sites on this machine, with WeCFL and with FLARE's recipe for NumPy: seconds
 of a round, and what the server's job process takes for each site. With ``--each 10`` sites reach the server through
-FLARE's relays, ten a relay. So that a hundred fit, the script needs NumPy alone, and jobs' processes are forked from
-one that has imported FLARE; nothing of FLARE is replaced.
+FLARE's relays, ten a relay. So that many fit, the script needs NumPy alone, and jobs' processes are forked from one
+that has imported FLARE; nothing of FLARE is replaced.
 
 ``idle``: three provisioned sites on this machine, one of which trains for a minute without using the processor. What
 the server's and the other sites' processes of the job take meanwhile.
 
     python benchmarks/many_sites.py rounds --out many-sites.json
     PYTHONPATH=. python benchmarks/many_sites.py provisioned --sites 2 8 16 32 --out provisioned.json
-    PYTHONPATH=. python benchmarks/many_sites.py provisioned --sites 100 --each 10 --out relays.json
+    PYTHONPATH=. python benchmarks/many_sites.py provisioned --sites 40 --each 10 --programs wecfl --out relays.json
     PYTHONPATH=. python benchmarks/many_sites.py idle --out idle.json
 """
 
