@@ -453,7 +453,7 @@ def test_parts_arrive_through_flare_as_they_are_in_the_bank(penalties):
     assert set(models) == set(needed)
     for slot, model in with_parts(server.state.bank, needed).items():
         whole, _, part = slot.partition(":")
-        assert models[slot].layout == model.layout == CNN.of_part(part)
+        assert models[slot].layout == model.layout == CNN.of_part(part or "all")
         np.testing.assert_array_equal(models[slot].vector, model.vector)
         np.testing.assert_array_equal(models[slot].counters, model.counters)
         np.testing.assert_array_equal(model.part("all"), NOISE[whole].part(part or "all"))
