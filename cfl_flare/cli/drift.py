@@ -91,9 +91,7 @@ def drift(arguments: argparse.Namespace) -> None:
     reason = f"task {task.name!r} compares samples with each other, so that none has a loss of its own"
     require(not task.relative, f"drift: {reason}; compare its measures by hand")
     new = new_samples(arguments.data, data)
-    old, period = data.test, data.test.period
-    old = old if period is None else old.take(np.flatnonzero(period == period.max()))
-    before, after = (losses(module, task, samples, data.name) for samples in (old, new))
+    before, after = (losses(module, task, samples, data.name) for samples in (data.test, new))
     for what, of in (("the run's test samples", before), (f"--data = {arguments.data!r}", after)):
         few = f"drift: {what} are of {len(of)} patients, fewer than {FEWEST}; wait for more"
         require(len(of) >= FEWEST, few, DataError)

@@ -69,30 +69,6 @@ def agglomerate(
     return numbered(fcluster(tree, threshold, "distance") if k is None else cut_tree(tree, k)[:, 0])
 
 
-def alike(losses: np.ndarray, samples: np.ndarray, threshold: float) -> list[list[int]]:
-    """The clusters that are joined, by what their models lose on each other's data (FedDrift).
-
-    With L_jk the mean loss of model j on the data of cluster k, the distance is max(L_jk - L_jj, L_kj - L_kk, 0), and
-    complete linkage joins up to the threshold. A cluster without data is left alone. Both arrays are ``(n, K)``: the
-    losses of each model on each set of data, and how many of its samples are of each cluster.
-
-    Returns:
-        The groups of two clusters or more, each sorted.
-
-    >>> alike(np.array([[0.1, 0.2, 0.9], [0.2, 0.1, 0.9], [0.9, 0.8, 0.1]]), np.diag([30, 10, 20]), 0.25)
-    [[0, 1]]
-    """
-    totals = samples.sum(axis=0)
-    used = np.flatnonzero(totals)
-    if len(used) < 2:
-        return []
-    means = (losses.T.astype(np.float64) @ samples)[np.ix_(used, used)] / totals[used]
-    rises = means - np.diag(means)[:, None]
-    labels = agglomerate(np.maximum(np.maximum(rises, rises.T), 0), "precomputed", "complete", threshold)
-    groups = [used[labels == label].tolist() for label in np.unique(labels)]
-    return [group for group in groups if len(group) > 1]
-
-
 def number_by_silhouette(features: np.ndarray, most: int, better: float = 1.1) -> int:
     """The number of clusters, 2 to ``most``, whose silhouette by Ward's linkage is best.
 

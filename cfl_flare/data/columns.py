@@ -172,7 +172,7 @@ class Columns(Reading):
         is_number = self.positive is None or _is_number(self.positive)
         require(is_number, f"columns: positive = {shown(self.positive)} should be a number")
         check_settings(self, "columns")
-        both = [name for name in (*self.leave, self.label, self.split, self.period) if name in {*features}]
+        both = [name for name in (*self.leave, self.label, self.split) if name in {*features}]
         require(not both, f"columns: {shown(both[:1])} is a feature, and left out or the label; make it one of these")
 
     @classmethod

@@ -252,7 +252,7 @@ def _block(participants: list[T], index: int, sites: int) -> list[T]:
 def _as_seen(name: str, samples: Samples, preparation: Preparation | None) -> Samples:
     """Samples as models see them: scaled as their source says, else normalised as pixels are."""
     seen = normalised(samples.x) if preparation is None else check_values(preparation.apply(samples.x), name)
-    return Samples(seen, samples.y, patient=samples.patient, period=samples.period)
+    return Samples(seen, samples.y, patient=samples.patient)
 
 
 def taken(train: Samples, test: Samples, indices: np.ndarray) -> Samples:

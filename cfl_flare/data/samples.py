@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cfl_flare.data.columns import Columns
     from cfl_flare.data.preparation import Preparation
 
-NOTES = ("key", "group", "patient", "period")  # of each sample, besides its label
+NOTES = ("key", "group", "patient")  # of each sample, besides its label
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Samples:
             None if unknown.
         group: ``(n,)`` int64, the true group of each sample's owner; None if unknown.
         patient: ``(n,)`` whole numbers or text, whose sample each is; None if each is of a patient of its own.
-        period: ``(n,)`` int64, the period of data in which each sample comes, from 0; None if all are there at once.
     """
 
     x: np.ndarray
@@ -45,7 +44,6 @@ class Samples:
     key: np.ndarray | None = None
     group: np.ndarray | None = None
     patient: np.ndarray | None = None
-    period: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -96,11 +94,11 @@ class Samples:
         check_labels(y, x, where)
         gaps = missing and x.dtype.kind == "f" and bool(np.isnan(x).any())
         check_values(np.nan_to_num(x, posinf=np.inf, neginf=-np.inf) if gaps else x, where)
-        for what, names in (("key", self.key), ("patient", self.patient), ("period", self.period)):
+        for what, names in (("key", self.key), ("patient", self.patient)):
             if names is not None and names.shape != y.shape[:1]:
                 reason = f"{what}s have shape {names.shape}, labels {y.shape}"
                 raise DataError(f"{where}: {reason}; give one {what} per sample")
-            if names is not None and names.dtype.kind not in ("iu" if what == "period" else "iuU"):
+            if names is not None and names.dtype.kind not in "iuU":
                 raise DataError(f"{where}: {what}s have dtype {names.dtype}; use whole numbers or text")
         return self
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -19,8 +19,7 @@ import numpy as np
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ColumnsError, DataError, MissingDataError
-from cfl_flare.core.seeds import stream
-from cfl_flare.core.settings import Bounds, setting
+from cfl_flare.core.settings import setting
 from cfl_flare.data.columns import Columns
 from cfl_flare.data.files import expanded, find, read_npz, reading_within
 from cfl_flare.data.frames import is_table
@@ -30,10 +29,9 @@ from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST,
 from cfl_flare.data.preparation import UNSAID, Scaling
 from cfl_flare.data.samples import DataSource, NamedSource, Samples, Wrapped, checked
 from cfl_flare.data.splits import split_by_class
-from cfl_flare.data.summary import participant_names
 from cfl_flare.data.table import Table, columns_of
 
-__all__ = ["SOURCES", "DataSource", "Digits", "Drifting", "Npz", "Samples", "SiteData"]
+__all__ = ["SOURCES", "DataSource", "Digits", "Npz", "Samples", "SiteData"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,70 +61,6 @@ class Digits(NamedSource):
         table = np.loadtxt(str(file), delimiter=",")
         images = (table[:, :-1] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
         return split_by_class(Samples(images, table[:, -1].astype(np.int64)), self.test_share, self.seed)
-
-
-# Jothimurugesan et al. 2023, change matrix A: the concept of each of ten participants, by period.
-MATRIX_A = (
-    *("0000000000", "0100000000", "0100000100", "0111010100", "0111010110", "1011011010"),
-    *("1001001010", "1000101011", "1000101001", "1000101001", "1000101001"),
-)
-
-
-def _is_matrix(rows: Any) -> bool:
-    texts = isinstance(rows, (list, tuple)) and all(isinstance(row, str) and re.fullmatch("[01]+", row) for row in rows)
-    return texts and len({len(row) for row in rows}) == 1
-
-
-# A job may name this source: what it asks for must fit into a site's memory.
-MOST_POINTS = 10_000_000
-
-
-@dataclass(frozen=True)
-class Drifting(NamedSource):
-    """Generated points in the unit square, of two concepts, between which participants change with the periods.
-
-    SINE: the class is 1 up to the curve x2 = sin(x1), and 0 in the other concept. CIRCLE: it is 1 outside of a circle,
-    of centre (0.2, 0.5) and radius 0.15, or (0.6, 0.5) and 0.25 in the other concept (Jothimurugesan et al. 2023).
-    """
-
-    name: ClassVar[str] = "drifting"
-    public: ClassVar[bool] = True
-
-    concept: str = setting("sine", help="the pair of concepts", choices=("sine", "circle"))
-    changes: Sequence[str] | None = setting(
-        None,
-        help="for each period a text with the concept, 0 or 1, of each participant; default: the paper's matrix A",
-        bounds=Bounds("texts of 0 and 1 of one length, such as ['00', '01']", _is_matrix),
-    )
-    samples: int = setting(100, help="training samples of a participant in each period, and as many for testing", ge=2)
-    seed: int = setting(0, help="seed of the points", ge=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        rows = self.changes or MATRIX_A
-        points = len(rows) * len(rows[0]) * self.samples
-        many = f"data drifting: {len(rows)} periods of {len(rows[0])} participants with {self.samples} samples each"
-        require(points <= MOST_POINTS, f"{many} are {points:,} points, more than {MOST_POINTS:,}; lower samples")
-
-    @property
-    def usual_partition(self) -> Mapping[str, Any]:
-        return {"partition": "natural"}
-
-    def load(self) -> tuple[Samples, Samples]:
-        concepts = np.array([[int(text) for text in row] for row in self.changes or MATRIX_A])
-        count = len(concepts) * len(concepts[0]) * self.samples
-        period, key = (index.ravel().repeat(self.samples) for index in np.indices(concepts.shape))
-        names = np.array(participant_names(len(concepts[0])))[key]
-        splits = []
-        for split in ("train", "test"):
-            x = stream(self.seed, "drifting", split).random((count, 2), np.float32)
-            other = concepts.ravel().repeat(self.samples) == 1
-            centre, radius = np.where(other, 0.6, 0.2), np.where(other, 0.25, 0.15)
-            sine = (x[:, 1] <= np.sin(x[:, 0])) ^ other
-            circle = (x[:, 0] - centre) ** 2 + (x[:, 1] - 0.5) ** 2 > radius**2
-            y = (sine if self.concept == "sine" else circle).astype(np.int64)
-            splits.append(Samples(x, y, names, period=period))
-        return splits[0], splits[1]
 
 
 @dataclass(frozen=True)
@@ -277,6 +211,6 @@ class SiteData(Wrapped):
         raise MissingDataError(f"data site: {reason}; {tried}; set {VARIABLE} to {way_out}")
 
 
-OWN = (Digits, Drifting, Npz, SiteData, Folder, Table, Stroke, Heart)
+OWN = (Digits, Npz, SiteData, Folder, Table, Stroke, Heart)
 PUBLIC_IMAGES = (MNIST, FashionMNIST, EMNIST, CIFAR10, CIFAR100, MedMNIST)
 SOURCES: dict[str, type[DataSource]] = {source.name: source for source in (*OWN, *PUBLIC_IMAGES)}

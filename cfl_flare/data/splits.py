@@ -23,19 +23,16 @@ if TYPE_CHECKING:
 def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samples, Samples]:
     """Splits off the same share of each class, or of each other stratum of the labels, for testing.
 
-    If samples have owners or periods, it is the same share of each one's samples, spread over its classes. If they have
-    patients, these are split instead, each by the label, the owner and the period of its first sample.
+    If samples have owners, it is the same share of each one's samples, spread over its classes. If they have patients,
+    these are split instead, each by the label and the owner of its first sample.
     """
     if samples.patient is not None:
         _, first, number = np.unique(samples.patient, return_index=True, return_inverse=True)
-        owners, periods = (None if a is None else a[first] for a in (samples.key, samples.period))
-        patients = Samples(np.arange(len(first)), samples.y[first], owners, period=periods)
+        owners = None if samples.key is None else samples.key[first]
+        patients = Samples(np.arange(len(first)), samples.y[first], owners)
         _, tests = split_by_class(patients, test_share, seed)
         return _split(samples, np.isin(number, tests.x))
     rng, stratum, owner = stream(seed, "test split"), strata(samples.y), samples.key
-    if samples.period is not None:
-        keys = np.zeros(len(samples), np.int64) if owner is None else np.unique(owner, return_inverse=True)[1]
-        owner = keys * (int(samples.period.max()) + 1) + samples.period
     if owner is None:
         train, test = [], []
         for c in np.unique(stratum):

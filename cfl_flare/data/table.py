@@ -28,10 +28,8 @@ from cfl_flare.data.splits import split_as_named, split_by_class, split_by_time
 if TYPE_CHECKING:
     import pandas as pd
 
-# A number of a period that is larger is a date or a year, from which none is counted.
-MOST_PERIODS = 1000
 # Settings that name columns of different meaning.
-PURPOSES = ("label", "key", "patient", "event", "group", "time", "split", "period")
+PURPOSES = ("label", "key", "patient", "event", "group", "time", "split")
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ class Table(Reading, NamedSource):
         x, _ = features.encoded(frame, columns, str(path))
         owners = self._names(frame, path, self.key, "owner")
         patients = self._names(frame, path, self.patient, "patient")
-        samples = Samples(x, labels.y, owners, self._groups(frame), patients, self._periods(frame, path))
+        samples = Samples(x, labels.y, owners, self._groups(frame), patients)
         samples.check(str(path), missing=True)
         split = self._read.split
         if split is not None:
@@ -168,8 +166,7 @@ class Table(Reading, NamedSource):
 
     def _others(self) -> list[str]:
         """The columns that are neither features nor the label."""
-        aside = (self._read.split, self._read.period)
-        columns = (self.key, self.patient, self.event, self.group, self.time, *aside)
+        columns = (self.key, self.patient, self.event, self.group, self.time, self._read.split)
         return [name for name in columns if name]
 
     @cached_property
@@ -186,7 +183,7 @@ class Table(Reading, NamedSource):
         frame = read_frame(path, agreed.names if agreed is not None else (), absent, self._read)
         ways_out = dict.fromkeys((*(self.take or ()), *leave), "take and leave")
         settings = {"label, or CFL_LABEL": self._label(), "key": self.key, "event, or CFL_EVENT": self.event}
-        settings |= {"group": self.group, "time": self.time, "split": self._read.split, "period": self._read.period}
+        settings |= {"group": self.group, "time": self.time, "split": self._read.split}
         settings["patient, or CFL_PATIENT"] = self.patient
         ways_out |= {name: setting for setting, name in settings.items() if name}
         for name, way_out in ways_out.items():
@@ -219,19 +216,6 @@ class Table(Reading, NamedSource):
         if names.dtype.kind == "f":
             raise DataError(f"{path}: column {column!r} holds {names.dtype}; a name is whole numbers or text")
         return names if names.dtype.kind in "iu" else names.astype(str)
-
-    def _periods(self, frame: pd.DataFrame, path: Path) -> np.ndarray | None:
-        name = self._read.period
-        if name is None:
-            return None
-        values = frame[name].to_numpy()
-        numbers = values if values.dtype.kind in "iuf" else np.full(len(values), np.nan)
-        valid = (numbers >= 0) & (numbers <= MOST_PERIODS) & (numbers == np.floor(numbers))
-        if len(wrong := np.flatnonzero(~valid)):
-            row, value = frame.index[wrong[0]] + 1, shown(values[wrong[0]])
-            wanted = f"should be a whole number in 0..{MOST_PERIODS:,}; number the periods from 0, alike at all sites"
-            raise DataError(f"{path}: column {name!r}: row {row} holds {value}, which {wanted}")
-        return numbers.astype(np.int64)
 
     def _groups(self, frame: pd.DataFrame) -> np.ndarray | None:
         if self.group is None:
@@ -312,7 +296,7 @@ class Table(Reading, NamedSource):
         """Fits to a participant's training rows; at a real site only if something says what the sites agreed on."""
         _, _, columns, labels = self._contents
         leave = tuple(dict.fromkeys((*columns.leave, *self._others())))
-        columns = replace(columns, split=None, period=None, leave=leave, classes=columns.classes or labels.names)
+        columns = replace(columns, split=None, leave=leave, classes=columns.classes or labels.names)
         if federation is None:
             self._check_alone(columns)
         elif self.scaling in ("auto", "federation") and not columns.common:

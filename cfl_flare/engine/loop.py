@@ -27,7 +27,7 @@ from cfl_flare.engine.observers.judging import Lineage
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
-from cfl_flare.engine.site import Site, check_periods
+from cfl_flare.engine.site import Site
 from cfl_flare.methods import Participant, build_method, describe_method
 from cfl_flare.results.curves import Scored
 from cfl_flare.results.metrics import RoundMetrics
@@ -124,7 +124,6 @@ def _host(plan: RunPlan) -> tuple[Site, dict[str, str]]:
     site = Site(*of_run, place.device, private=plan.job.private)
     place.limit()
     site.add(plan.data.host(plan.reader, "local", 0, 1))
-    check_periods(plan.server.rounds_per_period, site.hosted.values())
     numbers = {name: ((i + 1) * plan.sites - 1) // len(site.hosted) for i, name in enumerate(site.hosted)}
     return site, {n: "local" if plan.sites == 1 else f"site-{number + 1}" for n, number in numbers.items()}
 

@@ -109,7 +109,7 @@ def is_placed(method: Method, state: ServerState, name: str) -> bool:
 
 def _result(method: Method, state: ServerState, site: Site, name: str, train: bool, **settings: Any) -> Result:
     sent = method.distribute(state, name)
-    task = Task.of(sent, train=train, evaluate=not train, period=state.period)
+    task = Task.of(sent, train=train, evaluate=not train)
     result = site.carry_out(name, task, with_parts(state.bank, task.slots), state.round, **settings)
     if result.error is not None:
         raise RunFailedError(f"{name} failed: {result.error}: {result.traceback.strip().splitlines()[-1]}")
@@ -172,8 +172,6 @@ class Finished:
             seed, private = self.summary["seed"], self.summary.get("private")
             self._site = Site(self.method, self.make_model, training, seed, authorize=authorize, private=private)
             self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))
-            self._per_period = self.summary.get("run", {}).get("rounds_per_period")
-            self.state = replace(self.state, period=self.state.round // (self._per_period or self.state.round + 1))
             most = max(len(self.summary["participants"]) * max(1, self.state.round), len(self.state.bank))
             clusters = self.method.clusters_in(self.state)
             known = all(count(k) and k < clusters for _, k, _ in memberships(self.state.assignment))
@@ -238,8 +236,6 @@ class Finished:
             state = replace(state, labels={**state.labels, data.name: group})
         taken = [p["name"] for p in self.summary["participants"]]
         require(data.name not in taken, f"newcomer: {data.name!r} is a participant of the run; give it another name")
-        if self._per_period is None:
-            data = replace(data, **{name: replace(getattr(data, name), period=None) for name in ("train", "test")})
         self._site.add([data])
         with self._reading():
             return join(method, state, self._site, data.name, logits, rounds)

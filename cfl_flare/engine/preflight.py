@@ -84,7 +84,6 @@ def _check_fit(plan: RunPlan) -> Division:
         check_stop_cond(plan.server.early_stopping)
         check_key_metric(plan.server.early_stopping, task, training)
         score_shape(training, division.layout)
-    _check_periods(plan, training)
     path = plan.job.initial_ckpt
     if path is not None:
         both = "run: initial_ckpt and resume_from both say where to start; give one of them"
@@ -98,17 +97,6 @@ def _check_fit(plan: RunPlan) -> Division:
     if plan.data.participants is not None:
         _check_counts(plan)
     return division
-
-
-def _check_periods(plan: RunPlan, training: TrainSettings) -> None:
-    """Raises a ConfigError for what takes all training samples to be there in each round."""
-    for name, there, why in (
-        ("train_script", plan.script.train_script, "reads all its data by itself"),
-        ("dp", training.dp, "counts what a round spends by all training samples"),
-        ("membership", training.membership, "trains models for comparison on all training samples"),
-    ):
-        refusal = f"run: rounds_per_period = {plan.server.rounds_per_period} does not go with {name}, which {why}"
-        require(plan.server.rounds_per_period is None or not there, f"{refusal}; leave one of them out")
 
 
 def _check_columns(columns: Columns, module: nn.Module, task: LearningTask) -> None:

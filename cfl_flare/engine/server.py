@@ -163,7 +163,6 @@ class Server:
         """
         for observer in self.observers:
             observer.begin(self)
-        self.state = replace(self.state, period=self.settings.period_at(self.state.round) or 0)
         training, done = set() if self.finished else self.sampled(), self.state.round
         evaluate = done > 0 and (self.finished or done % self.settings.evaluate_every == 0)
         measuring = self.participants.keys() - {*only_train} if evaluate else set()
@@ -180,8 +179,7 @@ class Server:
 
     def _task(self, name: str, sent: Download, train: bool, evaluate: bool) -> Task:
         """A participant's task, with the observers' questions if its served model is measured."""
-        period = self.settings.period_at(self.state.round)
-        task, questions, models = Task.of(sent, train, evaluate, period), dict[str, Any](), list[str]()
+        task, questions, models = Task.of(sent, train, evaluate), dict[str, Any](), list[str]()
         for observer in self.observers if evaluate else ():
             question = observer.question(self, name)
             if question is not None:

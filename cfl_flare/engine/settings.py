@@ -39,12 +39,6 @@ class ServerSettings:
         1.0, help="participants a round: a share like 0.25, or a count", bounds=SHARE_OR_COUNT
     )
     min_answers: float | int = setting(1, help="fewest valid results a round: share or count", bounds=SHARE_OR_COUNT)
-    rounds_per_period: int | None = setting(
-        None,
-        help="rounds in which a period's data is there: participants train and test on that, then on the next one's; "
-        "default: all data at once",
-        ge=1,
-    )
     evaluate_every: int = setting(1, help="rounds between measurements; the last round is always measured", ge=1)
     max_failed_rounds: int = setting(3, help="the run fails after so many rounds in a row with too few results", ge=1)
     keep_features: bool = setting(False, help="keep the Gram matrix of the participants' features in each round")
@@ -129,10 +123,6 @@ class ServerSettings:
                 require(value is None, f"run: {name} = {value!r}: server_optimizer = {why}")
             elif value is None:
                 object.__setattr__(self, name, default)
-
-    def period_at(self, number: int) -> int | None:
-        """The period of data that a round is in, both from 0; None where all data is there at once."""
-        return None if self.rounds_per_period is None else number // self.rounds_per_period
 
     @property
     def floor(self) -> Floor:

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 
 from cfl_flare.core.config import one_line, require
-from cfl_flare.core.errors import AbortedError, ColumnsError, ConfigError, DataError, FitError, failure_of
+from cfl_flare.core.errors import AbortedError, ConfigError, DataError, FitError, failure_of
 from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
 from cfl_flare.core.seeds import stream
-from cfl_flare.core.text import shown
 from cfl_flare.data import ParticipantData, Samples
 from cfl_flare.engine.indicator import check_task
 from cfl_flare.engine.observers import ANSWERING, Probe
@@ -108,7 +107,7 @@ class Site:
 
     def _split(self, samples: Samples) -> Split:
         runtime = self.runtime
-        return Split.of(samples.x, samples.y, runtime.device, runtime.task, samples.patient, samples.period)
+        return Split.of(samples.x, samples.y, runtime.device, runtime.task, samples.patient)
 
     def _account(self, data: ParticipantData) -> Account:
         settings, queries = self.runtime.settings, self.method.traits.queries
@@ -209,11 +208,9 @@ class Site:
         """Whether a participant has enough test samples to send counts of them, by score or by class."""
         return self._splits[participant][1].patients >= self._fewest_scored
 
-    def learner(
-        self, participant: str, memory: MutableMapping[str, Params], round_number: int, period: int | None = None
-    ) -> Learner:
+    def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
         drawer = self.hosted[participant].stream if participant in self.hosted else ""
-        view = (self.runtime, participant, *self._splits[participant], memory, round_number, drawer, period)
+        view = (self.runtime, participant, *self._splits[participant], memory, round_number, drawer)
         if self._privacy is None:
             return Learner(*view)
         account = privacy.RoundAccount(self._accounts[participant], round_number)
@@ -237,14 +234,12 @@ class Site:
             AbortedError: the job was aborted meanwhile.
         """
         memory = dict(self.memory[participant])
-        learner = self.learner(participant, memory, round_number, task.period)
+        learner = self.learner(participant, memory, round_number)
         answers: dict[str, Any] = {}
         update = None
         try:
             sent = task.download(models)
             download = joined(sent, self.runtime.division.public)
-            if task.period is not None and not len(learner.labels):
-                raise DataError(f"{participant}: has no training sample of period {task.period} or of one before it")
             if task.evaluate:
                 served = Served.of(self.method.predictor(learner, download))
                 if learner.tests:
@@ -290,14 +285,6 @@ def check_dp(
     ):
         require(not there, f"training: dp does not go with {what}, which {reason}; leave that out")
     check_network(module)
-
-
-def check_periods(rounds_per_period: int | None, hosted: Iterable[ParticipantData]) -> None:
-    """Raises a ColumnsError if data is to come in periods, and that of a participant does not say in which."""
-    without = [data.name for data in hosted if data.train.period is None]
-    reason = f"run: rounds_per_period = {rounds_per_period}, and the data of {shown(without[:1])} has no periods"
-    way_out = "name their column, such as table:period=COLUMN or period in the columns' file, or leave it out"
-    require(rounds_per_period is None or not without, f"{reason}; {way_out}", ColumnsError)
 
 
 def check_private(

@@ -48,7 +48,6 @@ class Task:
         joined: for models that travel in parts, the slot of the shared part of each.
         questions: of observers, by key: JSON values; see `cfl_flare.engine.observers`.
         models: names of further models, which it needs for its answers.
-        period: the period of data that the round is in; None for all samples.
     """
 
     slots: tuple[str, ...]
@@ -59,7 +58,6 @@ class Task:
     joined: Mapping[str, str] = field(default_factory=dict)
     questions: Mapping[str, Any] = field(default_factory=dict)
     models: tuple[str, ...] = ()
-    period: int | None = None
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -67,10 +65,10 @@ class Task:
         return tuple(dict.fromkeys((*self.slots, *self.models)))
 
     @classmethod
-    def of(cls, sent: Download, train: bool, evaluate: bool, period: int | None = None) -> Task:
+    def of(cls, sent: Download, train: bool, evaluate: bool) -> Task:
         """The task that comes with what a method distributes."""
         slots = (*sent.slots, *sent.to_train) if train else sent.slots
-        return cls(slots, train, evaluate, sent.scalars, sent.choices, sent.joined, period=period)
+        return cls(slots, train, evaluate, sent.scalars, sent.choices, sent.joined)
 
     def download(self, models: Mapping[str, Params]) -> Download:
         """What the method distributed, with the models that came."""

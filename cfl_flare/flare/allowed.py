@@ -59,7 +59,6 @@ CLASSES = (
     "cfl_flare.data.named.MNIST",
     "cfl_flare.data.named.MedMNIST",
     "cfl_flare.data.sources.Digits",
-    "cfl_flare.data.sources.Drifting",
     "cfl_flare.data.sources.Npz",
     "cfl_flare.data.sources.SiteData",
     "cfl_flare.data.table.Table",

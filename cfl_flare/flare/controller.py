@@ -285,8 +285,7 @@ class ClusteredController(PerSiteController):
         rounds = self._schedule.num_rounds
         stated = {key: value for key, value in (self.facts or {}).items() if key in ("data", "training")}
         job = {**unmarked({**self._of_runs(), **stated}), "seed": self.seed}
-        schedule = {"bounds": self._schedule.bounds, "rounds_per_period": self._schedule.rounds_per_period}
-        ours = {"software": SOFTWARE, "job": job, **schedule}
+        ours = {"software": SOFTWARE, "job": job, "bounds": self._schedule.bounds}
         data = {site: wire.message({}, {**ours, **self._hosting[site]}, 0, rounds) for site in sites}
         limit = max(self._controller_settings.task_timeout, CHECK_IN)
         goes_on = self.ask(wire.CHECK_TASK, data, limit, on_result, first=True)

@@ -29,8 +29,6 @@ EVERY, BOOTSTRAP = "*", "bootstrap"
 MEASURED, SCORES, MEMBERSHIP = frozenset({"metrics", "cross", BOOTSTRAP}), "scores", "membership"
 # Arrays of methods that are measures of a participant.
 MEASURES = frozenset({"loss", "shares"})
-# And one that holds counts of its training samples.
-SAMPLES = "samples"
 
 
 def check_filters(fl_ctx: FLContext) -> None:
@@ -152,8 +150,8 @@ class EgressFilter(Filter):
     def _arrays(self, arrays: dict[str, Any]) -> dict[str, Any]:
         """The arrays that a method asked for; those that are measures, of several models, as metrics of their name."""
         sent = {n: a for n, a in arrays.items() if n not in MEASURES or self._allowed({n: 0.0})}
-        steps = {**dict.fromkeys(MEASURES, self.round_to), SAMPLES: self.samples_step}
-        return {n: np.round(a / step) * step if (step := steps.get(n)) else a for n, a in sent.items()}
+        step = self.round_to
+        return {n: np.round(a / step) * step if step and n in MEASURES else a for n, a in sent.items()}
 
     def _resample(self, result: dict[str, Any]) -> None:
         """Leaves out the draws of a withheld metric, and all of them if metrics are rounded.

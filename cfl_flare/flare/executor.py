@@ -32,7 +32,7 @@ from cfl_flare.data.table import Table
 from cfl_flare.engine.partial_sums import added_up
 from cfl_flare.engine.plan import ExecutorSettings
 from cfl_flare.engine.settings import FEWEST_SCORED, SiteSettings
-from cfl_flare.engine.site import Site, check_periods
+from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result
 from cfl_flare.flare import policy, wire
 from cfl_flare.flare.allowed import POLICY, Policy
@@ -126,7 +126,6 @@ class ClusteredExecutor(Executor):
         content = wire.content_of(wire.from_shareable(shareable).meta)
         self._agree(content, fl_ctx)
         site = self._prepared(content, fl_ctx)
-        check_periods(content.get("rounds_per_period"), site.hosted.values())
         policy.check_attacks(site.runtime.settings, min(len(data.test) for data in site.hosted.values()), fl_ctx)
         kept_back = [name for name in site.hosted if site.score_shape is not None and not site.sends_counts(name)]
         if kept_back:

@@ -23,8 +23,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Layout, Params
-from cfl_flare.core.text import shown
-from cfl_flare.engine.task import Result, Task, is_count
+from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods.slots import with_parts
 
 SCHEMA = 3
@@ -36,7 +35,6 @@ TRAIN_TASK = "train"
 # The largest number of float16.
 MOST_HALVED = float(np.finfo(np.float16).max)
 # Of a task; no run has as many rounds.
-MAX_PERIOD = 10**6
 
 
 def message(collection: Mapping[str, DXO], content: Mapping[str, Any], number: int, total: int) -> FLModel:
@@ -113,7 +111,6 @@ def encode_tasks(tasks: Mapping[str, Task]) -> dict[str, Any]:
             "joined": dict(task.joined),
             "questions": dict(task.questions),
             "models": list(task.models),
-            **({} if task.period is None else {"period": task.period}),
         }
         for name, task in tasks.items()
     }
@@ -142,18 +139,11 @@ def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Task], 
             said["joined"],
             said["questions"],
             tuple(said["models"]),
-            _period(said.get("period")),
         )
         for name, said in content["tasks"].items()
     }
     needed = [slot for task in tasks.values() for slot in task.needed]
     return tasks, with_parts(models, needed), content
-
-
-def _period(said: Any) -> int | None:
-    if said is not None and not is_count(said, 0, MAX_PERIOD):
-        raise PayloadError("malformed", f"period = {shown(said)} should be a whole number in 0..{MAX_PERIOD:,}")
-    return None if said is None else int(said)
 
 
 def encode_results(results: Sequence[Result], content: Mapping[str, Any]) -> Shareable:

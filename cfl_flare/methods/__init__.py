@@ -18,7 +18,6 @@ from cfl_flare.methods.cfl import CFL
 from cfl_flare.methods.cflgp import CFLGP
 from cfl_flare.methods.clove import CLoVE
 from cfl_flare.methods.cuau import FedCUAU
-from cfl_flare.methods.drift import FedDrift
 from cfl_flare.methods.dsmic import FedDS, FedDSMIC
 from cfl_flare.methods.ensemble import Ensemble
 from cfl_flare.methods.fedac import FedAC
@@ -111,7 +110,7 @@ METHODS: dict[str, type[Method]] = {
     for cls in (
         *(FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, PerFedAvg),
         *(IFCA, FeSEM, WeCFL, CGPFL, FedAC, FedDS, FedDSMIC, FedCUAU, CFL, FLHC, FedGroup),
-        *(CLoVE, CFLGP, FedSoft, FLUX, FedDrift, Groups),
+        *(CLoVE, CFLGP, FedSoft, FLUX, Groups),
         *(CAM, Ensemble, AutoK),
     )
 }

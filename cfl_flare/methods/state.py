@@ -229,8 +229,6 @@ class ServerState:
         bank: the named models: ``global``, ``cluster-0``, ...
         assignment: cluster of each participant seen so far.
         round: rounds completed.
-        period: the period of data that the coming round is in, from 0; 0 where data has no periods. The server sets it
-            before each round; not stored.
         extras: small JSON values that a method adds.
         arrays: arrays that a method adds and that are not models; they are stored, and never exported as a model.
         notes: what the record of the round that led here says of the method's own, as JSON values; not stored.
@@ -254,7 +252,6 @@ class ServerState:
     logits: Predict | None = field(default=None, compare=False, repr=False)
     archive: Archive | None = field(default=None, compare=False, repr=False)
     census: Census | None = field(default=None, compare=False, repr=False)
-    period: int = field(default=0, compare=False)
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def sizes(self, names: Sequence[str], others: Assignment | None = None) -> Sizes | None:
@@ -285,7 +282,6 @@ class ServerState:
             self.round + 1,
             {**self.extras, **extras},
             self.arrays,
-            period=self.period,
             labels=self.labels,
         )
 

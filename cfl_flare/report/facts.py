@@ -13,7 +13,7 @@ from cfl_flare.report.text import axis_title, cut, finite, interval, measure_nam
 from cfl_flare.results.bootstrap import tenth_of, told_apart
 from cfl_flare.results.gate import gate_lines
 from cfl_flare.results.metrics import POOLED, POOLED_F1, of_training
-from cfl_flare.results.remarks import IMPROVING, drift_in_run, floor_in_run, listed, missed_rounds
+from cfl_flare.results.remarks import IMPROVING, floor_in_run, listed, missed_rounds
 from cfl_flare.results.schema import number as is_number
 
 # Of a class with fewer test samples participants say that alone; see `cfl_flare.engine.observers.bootstrap`.
@@ -46,7 +46,7 @@ def head(view: View) -> Section:
     else:
         nothing = "so this describes one run and claims nothing beyond it."
         text.append(f"{result}. No interval was measured (see bootstrap), {nothing}")
-    text += [cut(line, 500) for line in (*floor_in_run(summary, view.run.rounds), *drift_in_run(view.run.rounds))]
+    text += [cut(line, 500) for line in floor_in_run(summary, view.run.rounds)]
     text += [f"{cut(line, 500)}." for line in gate_lines(summary)]
     if summary.get(IMPROVING):
         text.append(f"The run is {cut(summary[IMPROVING], 300)}.")

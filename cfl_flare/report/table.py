@@ -21,7 +21,7 @@ from cfl_flare.report import page
 from cfl_flare.report.text import cut, measure_name, number_text, signed
 from cfl_flare.results.bootstrap import paired_difference, tenth_of
 from cfl_flare.results.metrics import ACCURACY, POOLED, POOLED_F1, of_training
-from cfl_flare.results.remarks import IMPROVING, drift_in_run, floor_in_run, missed_rounds
+from cfl_flare.results.remarks import IMPROVING, floor_in_run, missed_rounds
 from cfl_flare.results.run_dir import Run
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def floor_lines(runs: Sequence[Run]) -> list[str]:
     return [
         in_table(f"{run.name}: {line}" if several else line, 500)
         for run in runs
-        for line in (*floor_in_run(run.summary, run.rounds), *drift_in_run(run.rounds), run.summary.get(IMPROVING))
+        for line in (*floor_in_run(run.summary, run.rounds), run.summary.get(IMPROVING))
         if line is not None
     ]
 

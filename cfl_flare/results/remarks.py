@@ -24,8 +24,6 @@ MOVED, HELD, SMALL = "moved_for_floor", "held_back", "small_clusters"
 ARRAYS = "arrays_held_back"
 # Participants whose share of a mean was lowered: what it would be, and what it is.
 CAPPED = "lowered_shares"
-# What FedDrift did in a round: participants whom no model fits any more, new clusters, and groups that became one.
-DRIFTED, OPENED, MERGED = "drifted", "opened", "merged"
 # Keys of a summary: how many clusters can be, if that is fewer than the settings name; and that the run still improved.
 POSSIBLE, IMPROVING = "possible_clusters", "improving"
 # A sentence lists this many names.
@@ -104,25 +102,6 @@ def floor_in_run(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
     lines += lowered_shares(rounds)
     if summary.get(SMALL):
         lines.append(f"Clusters {listed(summary[SMALL])} have too few members for {floor}, whose data they reveal.")
-    return lines
-
-
-def drift_in_run(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence on each round in which a participant drifted, or clusters were opened or merged (FedDrift).
-
-    >>> drift_in_run([{"round": 4, "drifted": ["p3"], "opened": [2], "merged": [[0, 1]]}, {"round": 5}])
-    ['Round 4: no model fits the new data of p3; opened: cluster 2; merged: clusters 0 and 1.']
-    """
-    lines = []
-    for line in rounds:
-        changes = {
-            "no model fits the new data of ": line.get(DRIFTED),
-            "opened: cluster ": line.get(OPENED),
-            "merged: clusters ": [" and ".join(map(str, group)) for group in line.get(MERGED) or []],
-        }
-        words = [text + listed(values) for text, values in changes.items() if values]
-        if words:
-            lines.append(f"Round {line['round']}: {'; '.join(words)}.")
     return lines
 
 

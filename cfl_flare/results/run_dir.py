@@ -29,7 +29,7 @@ from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import append, atomic_write, below, json_lines, make_folder, read_json
 from cfl_flare.results import schema
 from cfl_flare.results.metrics import ACCURACY, Metric, reported
-from cfl_flare.results.remarks import CAPPED, DRIFTED, HELD, IMPROVING, MERGED, MOVED, OPENED, POSSIBLE, SMALL
+from cfl_flare.results.remarks import CAPPED, HELD, IMPROVING, MOVED, POSSIBLE, SMALL
 
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
 STARTED = "started.json"
@@ -115,9 +115,7 @@ ROUND_OPTIONAL: schema.Fields = {
     **dict.fromkeys(("objective", "intra_cosine", "inter_cosine"), schema.maybe(schema.number)),
     **dict.fromkeys(("size_entropy", "largest_share", "moved_share", "ari"), schema.maybe(schema.number)),
     **dict.fromkeys(("defined", MOVED), schema.dict_of(schema.count)),
-    **dict.fromkeys(("trained", HELD, DRIFTED), schema.list_of(schema.text)),
-    OPENED: schema.list_of(schema.count),
-    MERGED: schema.list_of(schema.list_of(schema.count)),
+    **dict.fromkeys(("trained", HELD), schema.list_of(schema.text)),
     CAPPED: schema.dict_of(schema.row(schema.share, schema.share)),
     "worst_participants": schema.dict_of(schema.dict_of(schema.number)),
     "failed": schema.dict_of(schema.text),

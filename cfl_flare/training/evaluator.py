@@ -32,10 +32,9 @@ class Evaluator:
     Args:
         memory: what it remembers between rounds.
         stream: names its random streams; empty for its name.
-        period: of data, whose samples it sees; None for all samples.
 
     Attributes:
-        samples: number of training samples, n_i; of all periods, but in the view of some.
+        samples: number of training samples, n_i.
         tests: number of test samples; with none, nothing is measured.
     """
 
@@ -51,13 +50,16 @@ class Evaluator:
         memory: MutableMapping[str, Params],
         round_number: int = 0,
         stream: str = "",
-        period: int | None = None,
     ):
-        self._runtime, self._every = runtime, train if period is not None else replace(train, period=None)
-        self._train, self._test = train.in_period(period), test.in_period(period)
+        self._runtime = runtime
+        self._train = train
+        self._test = test
         self._drawer = stream or participant
-        self.participant, self.memory, self.round, self.period = participant, memory, round_number, period or 0
-        self.samples, self.tests = len(train), len(self._test)
+        self.participant = participant
+        self.memory = memory
+        self.round = round_number
+        self.samples = len(train)
+        self.tests = len(test)
         self._compared: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # losses and choices, with the models
 
     @property
@@ -94,11 +96,6 @@ class Evaluator:
         """
         memory = MemoryView(self.memory, f"{name}.")
         return self._view(_first=self._first + first, _part=f"{self._part}{name}.", memory=memory)
-
-    def of_periods(self, periods: Sequence[int]) -> Self:
-        """The same participant with the training samples of these periods of data alone; all, if it has no periods."""
-        train = self._every.of_periods(periods)
-        return self._view(_train=train, samples=len(train), _compared={})
 
     def with_private(self, model: Params) -> Params:
         """A model, or a part of one, with the participant's private layers; as it is if it has them or there are none.

@@ -82,13 +82,11 @@ class Split:
 
     Attributes:
         patient: ``(n,)`` int64, the number of each sample's patient, from 0; None if each is of a patient of its own.
-        period: ``(n,)`` int64, the period of data in which each sample comes; None if all are there at once.
     """
 
     x: Tensor
     y: Tensor
     patient: np.ndarray | None = None
-    period: Tensor | None = None
 
     @classmethod
     def of(
@@ -98,7 +96,6 @@ class Split:
         device: str = "cpu",
         task: LearningTask | None = None,
         patient: np.ndarray | None = None,
-        period: np.ndarray | None = None,
     ) -> Split:
         """Converts arrays; by default, labels are class numbers, and ``patient`` has any names.
 
@@ -108,8 +105,7 @@ class Split:
         if tensor.dim() == 4:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
         number = None if patient is None else np.unique(patient, return_inverse=True)[1]
-        periods = None if period is None else torch.from_numpy(period.astype(np.int64)).to(device)
-        return cls(tensor, (task or Classification()).targets(y).to(device), number, periods)
+        return cls(tensor, (task or Classification()).targets(y).to(device), number)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -117,7 +113,7 @@ class Split:
     def take(self, rows: Tensor) -> Split:
         """Some of the samples; their patients keep their numbers."""
         patient = None if self.patient is None else self.patient[rows.cpu().numpy()]
-        return Split(self.x[rows], self.y[rows], patient, None if self.period is None else self.period[rows])
+        return Split(self.x[rows], self.y[rows], patient)
 
     @property
     def patients(self) -> int:
@@ -136,20 +132,6 @@ class Split:
         number = np.unique(self.patient, return_inverse=True)[1]
         sums = [np.bincount(number, weights=row) for row in values.reshape(-1, len(self))]
         return (np.stack(sums) / np.bincount(number)).reshape(*values.shape[:-1], -1)
-
-    def of_periods(self, periods: Sequence[int]) -> Split:
-        """The samples of these periods; all of them if they have none."""
-        if self.period is None:
-            return self
-        wanted = torch.tensor(periods, dtype=self.period.dtype, device=self.period.device)
-        return self.take(torch.isin(self.period, wanted))
-
-    def in_period(self, period: int | None) -> Split:
-        """The samples of a period, or of the last one before it that has some; all of them for None."""
-        if period is None or self.period is None:
-            return self
-        reached = self.period[self.period <= period]
-        return self.of_periods([int(reached.max())] if len(reached) else [])
 
 
 class Batches:

@@ -150,40 +150,6 @@ def test_a_column_says_train_or_test(tmp_path: Path) -> None:
     assert unfilled.columns.split is None and "part" in unfilled.columns.leave  # new patients have none
 
 
-def test_a_column_says_in_which_period_a_row_comes(tmp_path: Path) -> None:
-    """Each owner's share of test rows is that of each of its periods: 2 of 8 and 3 of 12."""
-    rows = [(i, owner, wave, i % 2) for owner in "xy" for wave, n in ((0, 8), (3, 12)) for i in range(n)]
-    text = "a,owner,wave,label\n" + "".join(f"{a},{owner},{wave},{label}\n" for a, owner, wave, label in rows)
-    path = written(tmp_path, text)
-    train, test = Table(path, key="owner", period="wave").load()
-    assert train.x.shape == (30, 1) and train.period is not None and test.period is not None
-    for samples, counts in ((train, {0: 6, 3: 9}), (test, {0: 2, 3: 3})):
-        for owner in "xy":
-            assert dict(zip(*np.unique(samples.period[samples.key == owner], return_counts=True))) == counts
-    alone = Table(path, period="wave", leave=["owner"])
-    assert alone.load()[1].period.tolist().count(0) == 4  # of 16
-    by_file = Table(path, columns={"columns": [{"column": "a"}], "leave": ["owner"], "period": "wave"})
-    assert np.array_equal(by_file.load()[0].period, alone.load()[0].period)
-    unfilled = by_file.preparation(by_file.load()[0])
-    assert unfilled.columns.period is None and "wave" in unfilled.columns.leave
-    for value in ("-1", "0.5", "1996", "spring", ""):
-        wrong = written(tmp_path, text.replace("0,x,0,", f"0,x,{value},", 1), "wrong.csv")
-        assert "number the periods from 0" in refusal(Table(wrong, key="owner", period="wave").load)
-    assert "set period" in refusal(lambda: Table(path, key="owner", period="era").load())
-    assert "are both 'owner'" in refusal(lambda: Table(path, key="owner", period="owner"))
-
-
-def test_periods_go_with_their_samples(tmp_path: Path) -> None:
-    text = "a,wave,label\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(60))
-    source, config = (
-        Table(written(tmp_path, text), period="wave"),
-        DataConfig(2, "label_permutation:groups=2", validation=0.2),
-    )
-    for person in config.host(source, "local", 0, 1):
-        for samples in (person.train, person.test):
-            assert samples.period is not None and {*samples.period.tolist()} == {0, 1, 2}
-
-
 def test_times_of_zero_are_told_together_and_have_a_way_out(tmp_path: Path) -> None:
     text = "a,died,label\n" + "".join(f"{i},{i % 2},{0 if i % 3 == 0 else 2 * i}\n" for i in range(24))
     path = written(tmp_path, text)

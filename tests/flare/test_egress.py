@@ -77,9 +77,6 @@ def test_losses_by_which_a_method_clusters_are_treated_as_the_metric():
     assert left(round_to=0.25)["b/#arrays"] == {"loss": [1.25, 0.5]}
     assert left(round_to=0.25)["a/#arrays"]["histogram"] == [pytest.approx(0.123)]
     assert left(withhold=["loss"]) == left(withhold=["*"]) == {"a/#arrays": {"histogram": [pytest.approx(0.123)]}}
-    arrays["samples"] = np.float32([14, 0, 26])  # counts by period are as coarse as all others
-    assert left(samples_step=10)["a/#arrays"]["samples"] == [10, 0, 30]
-    assert left(round_to=0.25)["a/#arrays"]["samples"] == [14, 0, 26]
 
 
 def test_what_all_models_reach_is_withheld_and_rounded_as_the_own_model_s():
@@ -420,17 +417,13 @@ def test_a_task_and_its_draws_arrive_as_they_were_sent():
             True,
             questions={"bootstrap": {"times": TIMES, "measures": ["loss"]}, "test_classes": {}},
         ),
-        "b": Task(("global",), False, True, period=2),
+        "b": Task(("global",), False, True),
     }
     said = wire.encode_tasks(order)
     assert said["a"]["questions"]["bootstrap"]["times"] == TIMES and not said["b"]["questions"]
     data = wire.message(wire.encode_models({"global": coin(1, 2)}), {"tasks": said, "round": 0}, 0, 0)
     shareable = DXO(DataKind.COLLECTION, data=data.params, meta=data.meta).to_shareable()
     assert wire.decode_task(shareable, LAYOUT)[0] == order
-    for period in (-1, 0.5, True, "1", 10**9):
-        said["b"]["period"] = period
-        with pytest.raises(PayloadError, match="period"):
-            wire.decode_task(shareable, LAYOUT)
     assert arrived(HONEST) == HONEST
     plain = wire.encode_results([Result("a", None, {"metrics": DRAWN_METRICS})], {"round": 0})
     assert "bootstrap" not in from_shareable(plain).meta[wire.META]["results"]["a"]

@@ -170,7 +170,7 @@ NAMED = {"npz": "path", "site": "path", "folder": "path", "table": "path", "medm
 NAMED |= dict.fromkeys(("mnist", "fashion-mnist", "emnist", "cifar10", "cifar100"), "root")
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES.keys() - {"digits", "drifting", "heart", "stroke"}))
+@pytest.mark.parametrize("name", sorted(SOURCES.keys() - {"digits", "heart", "stroke"}))
 def test_no_source_tells_whether_a_path_exists(tmp_path, caplog, name):
     there, more = npz(tmp_path / "private" / "x.npz"), {"flag": "bloodmnist"} if name == "medmnist" else {}
     folder = kit(tmp_path / "kit", data_roots=[str(tmp_path / "kit")])

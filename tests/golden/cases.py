@@ -21,9 +21,6 @@ PAIRWISE = "knowledge_sharing:pairwise=True"
 NESTED_CAM = "cam:base=({'method':'wecfl','k':3,'penalties':[{'penalty':'contrastive'}]}),warmup=1"
 # One participant has no label.
 GIVEN = "{" + ",".join(f"'p{i:02d}':'group {i % 2}'" for i in range(11)) + "}"
-# Half of the participants change their concept in the second of three periods.
-DRIFTING = ("--data", "drifting:changes=['000000000000','000000111111','000000111111'],samples=40")
-DRIFTING += ("--partition", "natural", "--rounds-per-period", "2")
 DEEPER = ("--model", "mlp:hidden=[16,12]")
 
 
@@ -109,9 +106,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "cfl-gp": method("cfl-gp:k=3"),
     "fedsoft": method("fedsoft:k=3"),
     "flux": method("flux:warmup=2,fewest=4"),
-    "feddrift": (*method("feddrift:delta=0.1,apart=True"), *DRIFTING),
-    "feddrift-eager": (*method("feddrift:delta=0.05,eager=True"), *DRIFTING),
-    "fedavg-periods": (*method("fedavg"), *DRIFTING),
     "groups": method(f"groups:groups={GIVEN}"),
     "groups-warmup": method(f"groups:groups={GIVEN},warmup=2,pull=0.1,finetune=True"),
     "ifca-cam": method("ifca-cam:k=3,warmup=2"),
@@ -211,15 +205,7 @@ BOTH_SCHEDULES = ("patience", "cross-site")
 LOOP_ONLY = ("fedavg-uniform", "fedprox-finetune", "ifca-few-samples", "fesem-few-shot", "wecfl-few-shot", "wecfl-head")
 LOOP_ONLY += ("fedac-l2", "fedac-merges", "fedcuau-fedprox", "fedcuau-fedbabu", "fl-hc-threshold", "ifca-finetune")
 LOOP_ONLY += ("ifca-cam-damped", "ifca-cam-alternating", "ifca-cam-finetune", "wecfl-cam", "fedavg+finetune")
-LOOP_ONLY += (
-    "feddrift-eager",
-    "clove-dp",
-    "ditto-bias-dp",
-    "together-cuau",
-    "fedavg-prox",
-    "ditto-prox",
-    "fesem-con-cks",
-)
+LOOP_ONLY += ("clove-dp", "ditto-bias-dp", "together-cuau", "fedavg-prox", "ditto-prox", "fesem-con-cks")
 LOOP_ONLY += tuple(f"ifca-{name}" for name in ("con", "con-head", "con-rep", "cks", "cks-pairwise", "prox"))
 FLARE_VARIANTS = {"sample": ("fedac", "ifca", "ditto"), "unseen": ("wecfl", "ifca-cam", "fedper")}
 RESUMED_IN_FLARE = ("wecfl", "ditto", "fedac", "fedcuau", "together")

@@ -160,7 +160,7 @@ def _modules_with(name: str) -> Iterator[Any]:
 def _exported(case: Case, folder: Path) -> Path:
     """Runs a case as an exported job in FLARE's simulator, stopped after two rounds if it is resumed."""
     digits = ("--data", "digits", "--partition", "label_permutation:groups=3")
-    words = [*case.options, *(() if "--data" in case.options else digits)]
+    words = [*case.options, *digits]
     if case.resumed:
         _job([*words, "--name", "begun", "--rounds", "2"], case, folder)
         words += ["--resume-from", "begun"]

@@ -104,8 +104,7 @@ class InProcess:
         site = Site(plan.method, plan.make_model, self.training, seed, device=device, private=plan.job.private)
         site.add(self.hosted(split))
         checkpoint, _ = Checkpoint.read(self._store(candidate.name), site.runtime.division.layout)
-        period = plan.server.period_at(rounds)
-        state = replace(checkpoint.state, period=period or 0)
+        state = checkpoint.state
         if state.round != rounds:
             raise RunFailedError(f"study: {candidate.name} has {state.round} rounds, not {rounds}; use a new folder")
         site.memory.update({name: dict(memory) for name, memory in checkpoint.memory.items()})
@@ -117,7 +116,7 @@ class InProcess:
                 said = time.monotonic()
                 self._say(f"{candidate.name}: measured on {split} samples of {number} of {len(site.hosted)} hospitals")
             draws = {Bootstrap.key: {"times": self.training.bootstrap, "measures": [self.metric.name]}}
-            task = Task.of(plan.method.distribute(state, name), train=False, evaluate=True, period=period)
+            task = Task.of(plan.method.distribute(state, name), train=False, evaluate=True)
             task = replace(task, questions=draws)
             result = site.carry_out(name, task, with_parts(state.bank, list(task.needed)), rounds)
             if result.error is not None:
