@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         CFLGP,
         CGPFL,
         FLHC,
-        FLUX,
         IFCA,
         CLoVE,
         Contrastive,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
         FedGroup,
         FedPer,
         FedProx,
-        FedSoft,
         FeSEM,
         Finetune,
         Groups,
@@ -74,8 +72,8 @@ _NAMES = {
     "engine.plan": "RunPlan",
     "engine.settings": "ServerSettings",
     "flare": "ClusteredRecipe StudyRecipe simulator",
-    "methods": "CAM CFL CFLGP CGPFL CLoVE FLHC FLUX IFCA Contrastive Ditto Ensemble FedAC FedAvg FedBABU FedCUAU FedDS "
-    "FedDSMIC FedGroup FedPer FedProx FedSoft FeSEM Finetune Groups KnowledgeSharing "
+    "methods": "CAM CFL CFLGP CGPFL CLoVE FLHC IFCA Contrastive Ditto Ensemble FedAC FedAvg FedBABU FedCUAU FedDS "
+    "FedDSMIC FedGroup FedPer FedProx FeSEM Finetune Groups KnowledgeSharing "
     "Local Method PerFedAvg Proximal WeCFL",
     "models": "MLP CifarCNN FashionCNN LeafCNN Logistic MobileNetV2 ResNet18 UNet",
     "report.table": "results_table",

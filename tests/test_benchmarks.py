@@ -281,7 +281,7 @@ TURNED = replace(
 )
 
 
-@pytest.mark.parametrize("row", ["clove:k=3,stable=None", "flux:warmup=2,fewest=2", "fedavg"])
+@pytest.mark.parametrize("row", ["clove:k=3,stable=None", "fedavg"])
 def test_newcomers_are_placed_by_the_rule_and_by_their_losses(
     row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

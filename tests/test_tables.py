@@ -580,7 +580,7 @@ SMALLEST: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "rotations": ("cfl-gp:k=2", "four", {"participants": 10, "unseen": 2, "local_epochs": None, "local_steps": 1}),
     "rotations-eight": ("fesem", "eight", {"participants": 10}),
     "later-digits": ("clove:k=2", "labels_permuted", {"participants": 8, "rounds": 2}),
-    "later-blood": ("fedsoft:k=2", "labels", {"participants": 8, "unseen": 2, "model": "logistic"}),
+    "later-blood": ("clove:k=2", "labels", {"participants": 8, "unseen": 2, "model": "logistic"}),
     "stroke-groups": ("countries", "natural", {}),
 }
 

@@ -13,9 +13,6 @@ from cfl_flare.core.config import require
 METRICS = ("euclidean", "cosine", "manhattan")
 LINKAGES = ("ward", "complete", "average", "single")
 
-# A curve whose last value is at most so many times its first has no elbow.
-FLAT = 1.5
-
 
 def distances_between(rows: np.ndarray, others: np.ndarray, metric: str) -> np.ndarray:
     """Distances ``(m, n)`` of rows ``(m, d)`` and ``(n, d)``; a row of zeros has a cosine distance of 1 to all."""
@@ -86,29 +83,6 @@ def number_by_silhouette(features: np.ndarray, most: int, better: float = 1.1) -
         if score > max(best, better * best):
             number, best = k, score
     return number
-
-
-def by_density(features: np.ndarray) -> np.ndarray:
-    """DBSCAN of pairs, whose radius is the elbow of the sorted distances to the nearest row; noise is alone.
-
-    The elbow is where the curve is furthest below its chord (Satopaa et al. 2011). A flat curve has none: then the
-    radius is the largest of the distances.
-
-    >>> by_density(np.array([[0.0], [1.0], [2.1], [50.0], [51.0], [90.0]])).tolist()
-    [0, 0, 0, 1, 1, 2]
-    """
-    from sklearn.cluster import DBSCAN
-
-    if len(features) < 2:
-        return np.zeros(len(features), np.int64)
-    near = np.sort(np.sort(distances_between(features, features, "euclidean"), axis=1)[:, 1])
-    height = (near - near[0]) / ((near[-1] - near[0]) or 1.0)
-    elbow = int((np.linspace(0, 1, len(near)) - height).argmax()) if near[-1] > FLAT * near[0] else -1
-    radius = max(float(near[elbow]), 1e-12) * (1 + 1e-6)
-    labels = DBSCAN(eps=radius, min_samples=2).fit_predict(features)
-    alone = labels < 0
-    labels[alone] = labels.max() + 1 + np.arange(alone.sum())
-    return np.asarray(labels)
 
 
 def decomposed_cosines(features: np.ndarray, dimensions: int) -> np.ndarray:

@@ -9,69 +9,18 @@ Demiriz 2000) keeps clusters large enough while it assigns, where merging small 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import repeat
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-
-from cfl_flare.core.config import require
 
 K = TypeVar("K")
 # A mean in which one site has more than this share is that site's model, a little moved.
 LARGEST_SHARE = 0.5
 # Costs are scaled to this largest value, far above the solver's tolerances of 1e-6.
 LARGEST = 1e4
-# What rounding leaves of a number of sites.
-ROUNDED = 1e-9
-
-
-class Mixture(int):
-    """Several clusters of one participant, with its share of each.
-
-    As a number it is the cluster of the largest share, ties to the lowest. So what reads one cluster reads that.
-
-    Attributes:
-        shares: by cluster, each above 0; their sum is 1. Others are divided by their sum.
-
-    >>> mixture = Mixture({0: 0.25, 2: 0.75})
-    >>> int(mixture), mixture.shares
-    (2, {0: 0.25, 2: 0.75})
-    """
-
-    shares: Mapping[int, float]
-
-    def __new__(cls, shares: Mapping[int, float]) -> Mixture:
-        total = sum(shares.values())
-        valid = all(k >= 0 and 0 <= share < float("inf") for k, share in shares.items()) and 0 < total < float("inf")
-        require(valid, f"shares = {dict(shares)} should be finite numbers >= 0 of clusters >= 0, one of them above 0")
-        total = 1.0 if abs(total - 1) < ROUNDED else total  # those of a checkpoint stay as they are
-        mixture = super().__new__(cls, max(sorted(shares), key=shares.__getitem__))
-        mixture.shares = {k: share / total for k, share in sorted(shares.items()) if share}
-        return mixture
-
-
-def shares_of(cluster: int) -> Mapping[int, float]:
-    """A participant's share of each of its clusters; all of it in one, unless it has a mixture."""
-    return cluster.shares if isinstance(cluster, Mixture) else {cluster: 1.0}
-
-
-def memberships(assignment: Mapping[str, int]) -> Iterator[tuple[str, int, float]]:
-    """Each participant with each of its clusters, and its share of that."""
-    return ((name, k, share) for name, cluster in assignment.items() for k, share in shares_of(cluster).items())
-
-
-def recorded(cluster: int | None) -> dict[str, Any]:
-    """A participant's cluster in a record: its number, and the shares of a mixture.
-
-    >>> recorded(1), recorded(Mixture({0: 1, 1: 3}))
-    ({'cluster': 1}, {'cluster': 1, 'shares': {'0': 0.25, '1': 0.75}})
-    """
-    if not isinstance(cluster, Mixture):
-        return {"cluster": cluster}
-    return {"cluster": int(cluster), "shares": {str(k): share for k, share in cluster.shares.items()}}
 
 
 @dataclass(frozen=True)
@@ -103,28 +52,21 @@ class Floor:
 
 @dataclass
 class Members:
-    """Where the members of a cluster are, by each site's share, at most 1, and their training samples, by shares."""
+    """The members of a cluster: the sites that host them, and the number of their training samples."""
 
-    sites: dict[str, float] = field(default_factory=dict)
+    sites: set[str] = field(default_factory=set)
     samples: float = 0
 
-    def add(self, site: str, samples: float, share: float = 1.0) -> None:
-        self.sites[site] = min(1.0, self.sites.get(site, 0.0) + share)
-        self.samples += samples * share
-
-    @property
-    def effective_sites(self) -> float:
-        """How many sites with equal shares would weigh as evenly (Kish 1965); the number of sites if all shares are 1.
-
-        >>> round(Members({"a": 1.0, "b": 1.0, "c": 0.01}).effective_sites, 2)
-        2.02
-        """
-        squares = sum(share**2 for share in self.sites.values())
-        return sum(self.sites.values()) ** 2 / squares if squares else 0.0
+    def add(self, site: str, samples: float) -> None:
+        """Counts a member; ``samples`` are its training samples."""
+        self.sites.add(site)
+        self.samples += samples
 
     def below(self, floor: Floor) -> bool:
-        few = self.effective_sites < floor.sites - ROUNDED
-        return few or (floor.samples > 1 and self.samples < floor.samples)
+        """Whether the cluster has fewer sites or training samples than a floor asks."""
+        if len(self.sites) < floor.sites:
+            return True
+        return floor.samples > 1 and self.samples < floor.samples
 
 
 @dataclass(frozen=True)
@@ -144,29 +86,34 @@ class Census:
     def clusters(self) -> int:
         return self.floor.clusters(list(self.sites.values()), sum(self.samples.values()))
 
-    def members(self, memberships: Iterable[tuple[str, K, float]]) -> dict[K, Members]:
-        """By cluster, or any other group, its members; a hospital with several participants counts once."""
+    def members(self, pairs: Iterable[tuple[str, K]]) -> dict[K, Members]:
+        """Groups participants: by cluster, or any other group, its members.
+
+        Args:
+            pairs: a participant's name and its group, such as ``assignment.items()``. A name that is not in the census
+                counts nowhere.
+        """
         groups: dict[K, Members] = {}
-        for name, group, share in memberships:
+        for name, group in pairs:
             if name in self.sites:
-                groups.setdefault(group, Members()).add(self.sites[name], self.samples[name], share)
+                groups.setdefault(group, Members()).add(self.sites[name], self.samples[name])
         return groups
 
-    def small(self, memberships: Iterable[tuple[str, K, float]]) -> set[K]:
-        """The groups that are below the floor.
+    def small(self, pairs: Iterable[tuple[str, K]]) -> set[K]:
+        """The groups that are below the floor; ``pairs`` as for `members`.
 
         >>> where = {"a": "one", "b": "two", "c": "one"}
-        >>> Census(Floor(2, 1), where, dict.fromkeys(where, 1)).small(memberships({"a": 0, "b": 0, "c": 4}))
+        >>> Census(Floor(2, 1), where, dict.fromkeys(where, 1)).small({"a": 0, "b": 0, "c": 4}.items())
         {4}
         """
-        return {group for group, members in self.members(memberships).items() if members.below(self.floor)}
+        return {group for group, members in self.members(pairs).items() if members.below(self.floor)}
 
     def of(self, names: Sequence[str], assignment: Mapping[str, int]) -> Sizes:
         """The floor for these participants, while all others stay where an assignment has them."""
         rows = set(names)
         others = {name: cluster for name, cluster in assignment.items() if name not in rows}
-        before = frozenset(self.members(memberships(assignment)))
-        return Sizes(self, tuple(names), self.members(memberships(others)), before)
+        before = frozenset(self.members(assignment.items()))
+        return Sizes(self, tuple(names), self.members(others.items()), before)
 
 
 @dataclass(frozen=True)
@@ -199,12 +146,11 @@ class Sizes:
         )
 
     def _with(self, labels: np.ndarray) -> list[Members]:
-        everyone = self.census.members(zip(self.names, labels.tolist(), repeat(1.0)))
+        everyone = self.census.members(zip(self.names, labels.tolist()))
         for k, others in self.others.items():
             members = everyone.setdefault(k, Members())
+            members.sites |= others.sites
             members.samples += others.samples
-            for site, share in others.sites.items():
-                members.add(site, 0, share)
         return [everyone[k] for k in sorted(self.used(labels))]
 
     def assigned(self, labels: np.ndarray, costs: Callable[[], np.ndarray], needed: Collection[int] = ()) -> np.ndarray:
@@ -236,7 +182,7 @@ class Sizes:
         sizes = dict(zip(sorted(self.used(labels)), self._with(labels)))
         no = Members()
         there = {k for k in needed if k < costs.shape[1]}
-        order = sorted(there, key=lambda k: (-sizes.get(k, no).effective_sites, -sizes.get(k, no).samples, k))
+        order = sorted(there, key=lambda k: (-len(sizes.get(k, no).sites), -sizes.get(k, no).samples, k))
         for count in range(len(order), 0, -1):
             clusters = np.array(sorted(order[:count]))
             places = self._solved(costs[:, clusters], [self.others.get(k, no) for k in clusters.tolist()])
@@ -267,7 +213,7 @@ class Sizes:
         for j, members in enumerate(others):
             counts, samples = len(low), len(low) + 1
             low += [
-                floor.sites - members.effective_sites,
+                floor.sites - len(members.sites),
                 floor.samples - members.samples if floor.samples > 1 else 0.0,
             ]
             high += [np.inf, np.inf]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from tempfile import SpooledTemporaryFile
-from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
@@ -104,20 +103,6 @@ def before_gap(products: np.ndarray, fewest: int = 3) -> np.ndarray:
     values = np.linalg.norm(columns, axis=0)
     gaps = -np.diff(values, append=values[-1:])
     return columns[:, : max(fewest, 1 + int(gaps.argmax()))]
-
-
-def scaled(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Descriptors ``(m, 2l (1 + U))``, each block in 0..1 over all; offset and width of those of all samples."""
-    present, half = rows[:, :, :1] == 1, rows.shape[2] // 2
-    blocks = np.where(present, rows[:, :, 1:], np.nan).reshape(*rows.shape[:2], 2, half)
-    with catch_warnings():  # of what nobody has sent
-        simplefilter("ignore", RuntimeWarning)
-        low, high = (bound(blocks, axis=(0, 3), keepdims=True) for bound in (np.nanmin, np.nanmax))
-        width = np.where(high > low, high - low, 1.0)
-        within = (blocks - low) / width
-        filled = np.where(np.isnan(within), np.nanmean(within, axis=0, keepdims=True), within)
-    bounds = (np.repeat(of[0, 0, :, 0], half).astype(np.float32) for of in (low, width))
-    return np.nan_to_num(filled).reshape(len(rows), -1), *bounds
 
 
 def agreement(truth: Sequence[int], labels: Sequence[int]) -> dict[str, float]:

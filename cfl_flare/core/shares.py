@@ -84,11 +84,11 @@ def reached(values: np.ndarray, among: np.ndarray) -> np.ndarray:
 def exposed(sums: Collection[Collection[str]], floor: int) -> set[frozenset[str]]:
     """The smallest groups of fewer than ``floor`` members whose weighted sum follows from these sums.
 
-    All combinations of sums count, not differences of two alone. Members with the same shares of all sums cannot be
-    told apart, so they count as one class. A group follows if the space that the sums span has a vector in it.
+    All combinations of sums count, not only differences of two. Members of the same sums cannot be told apart, so they
+    count as one class. A group follows if the space that the sums span has a vector in it.
 
     Args:
-        sums: the members of each; in a mapping, each member's share.
+        sums: the members of each.
         floor: the fewest members of whom a sum may follow.
 
     Raises:
@@ -99,13 +99,10 @@ def exposed(sums: Collection[Collection[str]], floor: int) -> set[frozenset[str]
     ({frozenset({'d'})}, set())
     >>> frozenset("c") in exposed([frozenset("abc"), frozenset("cde"), frozenset("abde")], 2)  # from all three alone
     True
-    >>> exposed([{"a": 1, "b": 1, "c": 0.5}, {"a": 1, "b": 1, "c": 0.25}], 2)
-    {frozenset({'c'})}
     """
-    shares = [of if isinstance(of, Mapping) else dict.fromkeys(of, 1.0) for of in sums]
-    classes: dict[tuple[float, ...], list[str]] = {}
-    for member in sorted(frozenset().union(*shares)):
-        classes.setdefault(tuple(of.get(member, 0.0) for of in shares), []).append(member)
+    classes: dict[tuple[bool, ...], list[str]] = {}
+    for member in sorted(frozenset().union(*sums)):
+        classes.setdefault(tuple(member in members for members in sums), []).append(member)
     small = [i for i, members in enumerate(classes.values()) if len(members) < floor]
     if not small:
         return set()

@@ -57,11 +57,6 @@ def check_task(method: Method, task: LearningTask) -> None:
         f"method {method.label}: compares models by the class probabilities that they predict, and task "
         f"{task.name or type(task).__name__!r} has none; take task 'classification' or another method",
     )
-    require(
-        not (method.traits.compares_samples and task.relative),
-        f"method {method.label}: asks which model fits each sample best, and in task {task.name!r} a sample alone "
-        "has no loss; take another method",
-    )
 
 
 def logits_for(

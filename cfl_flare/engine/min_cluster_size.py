@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cfl_flare.clustering.floor import Census, Floor, Mixture, memberships
+from cfl_flare.clustering.floor import Census, Floor
 from cfl_flare.clustering.kmeans import squared_distances
 from cfl_flare.clustering.measures import points
 from cfl_flare.core.config import require
@@ -25,7 +25,7 @@ from cfl_flare.core.files import append, json_lines, make_folder
 from cfl_flare.core.shares import exposed
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
-from cfl_flare.methods.state import heads, shares_in
+from cfl_flare.methods.state import heads
 from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.results import schema
 from cfl_flare.results.remarks import MOVED, POSSIBLE, SMALL, fewer_clusters, floor_in_round
@@ -35,8 +35,8 @@ K = TypeVar("K")
 ROUNDED = 1e-6  # a share that is capped is not larger than its cap
 # The folder below a server's state root with the means that it made, and what a line of a file there holds.
 MEANS_FOLDER, SETS = "_means", "sets"
-# The members of a mean, each with its share.
-Members = frozenset[tuple[str, float]]
+# The members of a mean: each a site, and the model from which it trained.
+Members = frozenset[str]
 
 
 def census_of(participants: Iterable[Participant], floor: Floor) -> Census:
@@ -71,7 +71,7 @@ class ClusterFloor:
 
     def _small(self, state: ServerState) -> list[int]:
         census = census_of(self._participants.values(), self._settings.floor)
-        return sorted(census.small(memberships(state.assignment)))
+        return sorted(census.small(state.assignment.items()))
 
     def changes(self, after: ServerState, notes: Mapping[str, Any]) -> dict[str, Any]:
         """The changes by the floor in the round that led to a state, for its record with ``notes``; one is logged."""
@@ -122,21 +122,15 @@ def under_floor(method: Method, before: ServerState, updates: Sequence[Update], 
 
     Methods of this package ask `ServerState.sizes` while they assign, and leave nothing to do but where a participant
     joins late. Costs are squared distances of a participant's vector (`Method.vector`) to a cluster: to the mean
-    vector of its members in this round, or to its centre if all are absent. Where participants choose themselves, the
-    assignment has mixtures, or the M-step takes no other assignment, it stays as it is.
-
-    Raises:
-        ConfigError: it has mixtures, and the method does not declare them.
+    vector of its members in this round, or to its centre if all are absent. Where participants choose themselves, or
+    the M-step takes no other assignment, it stays as it is.
     """
     census = before.census
+    if census is None or not assignment or not method.traits.mergeable:
+        return assignment
     everyone = {**before.assignment, **assignment}
-    mixed = any(isinstance(cluster, Mixture) for cluster in everyone.values())
-    require(
-        method.traits.mixes or not mixed,
-        f"method {method.label}: assign returns mixtures of clusters, but its traits do not declare mixes; declare it",
-    )
-    stays = mixed or any(u.cluster is not None for u in heads(updates)) or not method.traits.mergeable
-    if census is None or stays or not (assignment and census.small(memberships(everyone))):
+    chosen = any(u.cluster is not None for u in heads(updates))
+    if chosen or not census.small(everyone.items()):
         return assignment
     clustering, names = Clustering.of(method, before), [u.participant for u in heads(updates)]
     labels = np.array([assignment[name] for name in names])
@@ -159,7 +153,7 @@ def under_floor(method: Method, before: ServerState, updates: Sequence[Update], 
 
 def small_means(
     updates: Iterable[Update],
-    counted: Iterable[tuple[str, K, float, float]],
+    counted: Iterable[tuple[str, K, float]],
     participants: Mapping[str, Participant],
     floor: Floor,
     largest_share: float = 1.0,
@@ -167,26 +161,26 @@ def small_means(
     """The names of a round's means that too few sites make, or of too few samples, or in which one site counts most.
 
     A mean over few sites is those sites' model, even of a cluster that has more: others may not take part in the round.
-    A site's sums count for that site. If a model counts in several means, its site and its samples count in each by
-    the share that this has of the model's weight.
+    A site's sums count for that site.
 
     Args:
-        counted: participants, a mean in which a model of theirs counts, its weight there, and the share that this is.
+        counted: participants, a mean in which a model of theirs counts, and its weight there.
         largest_share: what a site may have of a mean's weight.
     """
     sites: dict[K, dict[str, float]] = {}
-    shares: dict[tuple[str, K], float] = {}
-    for name, mean, weight, share in counted:
-        of, site = sites.setdefault(mean, {}), participants[name].site
-        of[site] = of.get(site, 0.0) + weight
-        shares[name, mean] = min(1.0, shares.get((name, mean), 0.0) + share)
+    members: set[tuple[str, K]] = set()
+    for name, mean, weight in counted:
+        site = participants[name].site
+        weights = sites.setdefault(mean, {})
+        weights[site] = weights.get(site, 0.0) + weight
+        members.add((name, mean))
     most = {k for k, of in sites.items() if max(of.values()) > largest_share * sum(of.values()) * (1 + ROUNDED)}
     samples = {name: p.samples for name, p in participants.items()}
     for update in updates:
         if update.carrier is not None:
             samples[update.carrier] += samples[update.participant]
     everyone = [replace(p, samples=samples[name]) for name, p in participants.items()]
-    return most | census_of(everyone, floor).small((name, mean, share) for (name, mean), share in shares.items())
+    return most | census_of(everyone, floor).small(members)
 
 
 class Means:
@@ -207,13 +201,11 @@ class Means:
 
     def __init__(self, file: Path, floor: int):
         self._file, self._floor, self._means = file, floor, set[Members]()
-        names, shares = schema.list_of(schema.text), schema.dict_of(schema.number)
-        valid = schema.list_of(lambda of: names(of) or shares(of))
+        valid = schema.list_of(schema.list_of(schema.text))
         for line in json_lines(file) if file.exists() else ():
             if not valid(line.get(SETS)):
                 raise FileError(f"cannot read {file}: a line does not say whose means were made; correct or remove it")
-            for of in line[SETS]:
-                self._means.add(frozenset((of if isinstance(of, dict) else dict.fromkeys(of, 1.0)).items()))
+            self._means.update(map(frozenset, line[SETS]))
 
     def make(
         self, before: ServerState, updates: Sequence[Update], participants: Mapping[str, Participant]
@@ -224,39 +216,31 @@ class Means:
             Why they must not be made: with earlier ones, a mean over too few sites would follow. None if they may.
         """
         starts = {s: hashlib.blake2b(m.vector.tobytes(), digest_size=8).hexdigest() for s, m in before.bank.items()}
-        members: dict[str, dict[str, float]] = {}
+        members: dict[str, set[str]] = {}
         for update in heads(updates):
-            for slot, shares in shares_in(update.counts_in or {}).items():
-                member = f"{participants[update.participant].site} {starts[slot]}"
-                for mean, share in shares.items():
-                    of = members.setdefault(mean, {})
-                    of[member] = min(1.0, of.get(member, 0.0) + share)
-        new = {frozenset(of.items()) for of in members.values()} - self._means
+            site = participants[update.participant].site
+            for slot, (mean, _) in (update.counts_in or {}).items():
+                members.setdefault(mean, set()).add(f"{site} {starts[slot]}")
+        new = set(map(frozenset, members.values())) - self._means
         if not new:
             return None
         linked = self._linked(new)
-        earlier, all_means = ([dict(of) for of in means] for means in (linked, linked | new))
-        groups = exposed(all_means, self._floor) - exposed(earlier, self._floor)
+        groups = exposed(linked | new, self._floor) - exposed(linked, self._floor)
         if groups:
             return (
                 "difference: with means that were made before from the same model, one over fewer than "
                 f"{self._floor} sites would follow; wait for sites that are missing, or give the run another seed"
             )
         make_folder(self._file.parent, private=True)
-        append(self._file, json.dumps({SETS: list(map(_as_json, sorted(new, key=sorted)))}) + "\n")
+        append(self._file, json.dumps({SETS: sorted(map(sorted, new))}) + "\n")
         self._means |= new
         return None
 
     def _linked(self, new: set[Members]) -> set[Members]:
         """The means that have members in common with new ones, or with such means."""
-        linked, reached = set[Members](), {name for of in new for name, _ in of}
-        while further := {of for of in self._means - linked if any(name in reached for name, _ in of)}:
+        linked: set[Members] = set()
+        reached = frozenset[str]().union(*new)
+        while further := {members for members in self._means - linked if members & reached}:
             linked |= further
-            reached |= {name for of in further for name, _ in of}
+            reached = reached.union(*further)
         return linked
-
-
-def _as_json(members: Members) -> list[str] | dict[str, float]:
-    """The names alone, if all shares are 1."""
-    shares = dict(sorted(members))
-    return list(shares) if set(shares.values()) == {1.0} else shares

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from cfl_flare.clustering.floor import memberships, recorded
 from cfl_flare.core.config import build, from_dict, one_line, require, require_whole
 from cfl_flare.core.errors import CFLError, ConfigError, DataError, PayloadError, RunFailedError
 from cfl_flare.core.files import atomic_write, check_memory
@@ -174,7 +173,7 @@ class Finished:
             self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))
             most = max(len(self.summary["participants"]) * max(1, self.state.round), len(self.state.bank))
             clusters = self.method.clusters_in(self.state)
-            known = all(count(k) and k < clusters for _, k, _ in memberships(self.state.assignment))
+            known = all(count(k) and k < clusters for k in self.state.assignment.values())
             require(
                 clusters <= most and known,
                 f"{self.folder}: {clusters} clusters of {most} participants do not fit its state; the run is damaged",
@@ -288,7 +287,7 @@ def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict
                 "name": person.name,
                 "samples": len(person.train),
                 "group": person.group,
-                **recorded(joined[person.name].cluster),
+                "cluster": joined[person.name].cluster,
                 "rounds": joined[person.name].rounds,
                 **metrics[person.name],
             }

@@ -47,8 +47,6 @@ def no_sums(method: Method, settings: ServerSettings) -> str:
     if not method.traits.averages_only:
         needs = "needs the model of each participant, or does not declare averages_only"
         return f"method {method.label} {needs}; leave site_sums out"
-    if method.traits.mixes:
-        return f"in method {method.label} a model may count in several means; leave site_sums out"
     single = [name for name in ("keep_features", "reject_outliers") if getattr(settings, name)]
     single += ["aggregation"] if settings.aggregation != "mean" else []
     return f"{single[0]} needs the model of each participant; leave one of the two out" if single else ""

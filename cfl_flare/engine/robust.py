@@ -9,7 +9,7 @@ one that leads to that: their weighted mean, which the method then computes, is 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from cfl_flare.engine.clipping import layer_slices
 from cfl_flare.engine.min_cluster_size import ROUNDED, small_means
 from cfl_flare.engine.settings import FEWEST_RANKED, ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
-from cfl_flare.methods.state import Counts, Mapped, heads, shares_in, without
+from cfl_flare.methods.state import Counts, Mapped, heads, without
 from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.results.remarks import ARRAYS, CAPPED
 
@@ -45,11 +45,6 @@ def check_robust(method: Method, settings: ServerSettings) -> None:
         "computes more than means, or declares neither averages_only nor mergeable in its traits; leave it out, and "
         "clip_norm and reject_outliers still work",
     )
-    require(
-        settings.aggregation == "mean" or not method.traits.mixes,
-        f"run: aggregation = {settings.aggregation!r} replaces means, but in method {method.label} a model may count "
-        "in several; leave it out",
-    )
 
 
 class Guard:
@@ -63,7 +58,6 @@ class Guard:
     def __init__(self, method: Method, settings: ServerSettings, participants: Mapping[str, Participant]):
         check_robust(method, settings)
         self.notes: dict[str, Any] = {}
-        self._shares: dict[Counted, float] = {}
         self._method, self._settings, self._participants = method, settings, participants
 
     def outliers(self, before: ServerState, updates: Sequence[Update]) -> dict[str, str]:
@@ -126,7 +120,6 @@ class Guard:
         """
         self.notes = {}
         weights: dict[Counted, float] = {}
-        self._shares = {}
         for update in heads(updates):
             weights |= self._weights(before, update, assignment)
         if self._settings.hold_small_clusters:
@@ -135,9 +128,9 @@ class Guard:
         self.notes |= {CAPPED: lowered} if lowered else {}
         if self._settings.hold_small_clusters:
             updates = self._arrays_held_back(updates, weights)
-        counts: dict[str, dict[str, dict[str, float]]] = {}
+        counts: dict[str, dict[str, tuple[str, float]]] = {}
         for (name, slot, mean), weight in weights.items():
-            counts.setdefault(name, {}).setdefault(slot, {})[mean] = weight
+            counts.setdefault(name, {})[slot] = (mean, weight)
         return self._robust(before, Mapped(updates, lambda update: _counting(update, counts)))
 
     def _weights(self, before: ServerState, update: Update, assignment: Assignment) -> dict[Counted, float]:
@@ -145,17 +138,16 @@ class Guard:
 
         Raises a ConfigError if one is not of this update, or moves a site's sum, which is of models of one slot.
         """
-        counts, where = self._method.counts_in(before, update, assignment), f"method {self._method.label}: counts_in"
+        counts = self._method.counts_in(before, update, assignment)
+        name, where = update.participant, f"method {self._method.label}: counts_in"
         unknown = sorted(counts.keys() - update.diffs.keys())
-        require(not unknown, f"{where} names {unknown}, which {update.participant} did not train")
-        for slot, means in counts.items():
-            wrong = {name: weight for name, weight in means.items() if not 0 <= weight < float("inf")}
-            require(not wrong, f"{where} gives {update.participant}'s {slot} the weights {wrong}; they should be >= 0")
-            stays = update.weight is None or list(means) in ([], [slot])
-            require(stays, f"{where} moves sums of a site from {slot} to {list(means)}; set site_sums = False")
-        for slot, shares in shares_in(counts).items():
-            self._shares |= {(update.participant, slot, mean): share for mean, share in shares.items()}
-        return {(update.participant, s, name): w for s, means in counts.items() for name, w in means.items() if w}
+        require(not unknown, f"{where} names {unknown}, which {name} did not train")
+        for slot, (mean, weight) in counts.items():
+            valid = 0 <= weight < float("inf")
+            require(valid, f"{where} gives {name}'s {slot} the weight {weight} in {mean}; it should be >= 0")
+            stays = update.weight is None or mean == slot
+            require(stays, f"{where} moves sums of a site from {slot} to {mean}; set site_sums = False")
+        return {(name, slot, mean): weight for slot, (mean, weight) in counts.items() if weight}
 
     def _held_back(
         self, updates: Sequence[Update], weights: Mapping[Counted, float]
@@ -164,7 +156,7 @@ class Guard:
         members: dict[str, dict[str, float]] = {}
         for (name, _, mean), weight in weights.items():
             members.setdefault(mean, {})[name] = weight
-        counted = ((name, mean, w, self._shares[name, slot, mean]) for (name, slot, mean), w in weights.items())
+        counted = ((name, mean, weight) for (name, _, mean), weight in weights.items())
         small = small_means(heads(updates), counted, self._participants, self._settings.floor)
         held = {name for mean in small for name in members[mean]}
         held |= {u.participant for u in heads(updates) if u.carrier in held}
@@ -173,41 +165,30 @@ class Guard:
         return without(updates, held - {name for name, _, _ in left}), left
 
     def _arrays_held_back(self, updates: Sequence[Update], weights: Mapping[Counted, float]) -> Sequence[Update]:
-        """Takes out arrays that sites' filters have left to too few sites, or mostly to one.
-
-        An array that is taken out of one mean is missing in the others in which its model counts. So all are checked
-        again.
-        """
+        """Takes out arrays that sites' filters have left to too few sites, or mostly to one."""
         diffs = {(u.participant, slot): diff for u in heads(updates) for slot, diff in u.diffs.items()}
         if all(diff.present is None for diff in diffs.values()):
             return updates
-        places = {
-            (*counted, entry.name): weight
-            for counted, weight in weights.items()
-            for i, entry in enumerate(diffs[counted[:2]].layout.entries)
-            if (present := diffs[counted[:2]].present) is None or present[i]
-        }
-        gone: set[tuple[str, str, str]] = set()
-        while True:
-            left = (
-                (name, (mean, array), weight, self._shares[name, slot, mean])
-                for (name, slot, mean, array), weight in places.items()
-                if (name, slot, array) not in gone
-            )
-            small = small_means(heads(updates), left, self._participants, self._settings.floor, self._largest_share)
-            if not small:
-                break
-            gone |= {(name, slot, array) for name, slot, mean, array in places if (mean, array) in small}
-        arrays: dict[tuple[str, str], set[str]] = {}
-        for name, slot, array in gone:
-            arrays.setdefault((name, slot), set()).add(array)
+        counted: list[tuple[str, tuple[str, str], float]] = []  # participant, array of a mean, weight
+        for (name, slot, mean), weight in weights.items():
+            diff = diffs[name, slot]
+            for i, entry in enumerate(diff.layout.entries):
+                if diff.present is None or diff.present[i]:
+                    counted.append((name, (mean, entry.name), weight))
+        small = small_means(heads(updates), counted, self._participants, self._settings.floor, self._largest_share)
+        if not small:
+            return updates
+        self.notes[ARRAYS] = sorted({array for _, array in small})
+        means = {(name, slot): mean for name, slot, mean in weights}
 
         def seen(update: Update) -> Update:
-            diffs = {s: d.without(arrays.get((update.participant, s), ())) for s, d in update.diffs.items()}
-            return replace(update, diffs=diffs)
+            left = {}
+            for slot, diff in update.diffs.items():
+                mean = means.get((update.participant, slot))
+                left[slot] = diff.without({array for of, array in small if of == mean})
+            return replace(update, diffs=left)
 
-        self.notes |= {ARRAYS: sorted({array for _, _, array in gone})} if gone else {}
-        return Mapped(updates, seen) if gone else updates
+        return Mapped(updates, seen)
 
     @property
     def _largest_share(self) -> float:
@@ -229,7 +210,7 @@ class Guard:
         members: dict[str, list[Member]] = {}
         layers: dict[str, list[slice]] = {}
         for update in updates:
-            for slot, mean, weight in _each(update):
+            for slot, (mean, weight) in (update.counts_in or {}).items():
                 model = (before.bank[slot] + update.diffs[slot]).vector
                 members.setdefault(mean, []).append((update.participant, model, weight))
                 layers[mean] = list(layer_slices(before.bank[slot].layout).values())
@@ -244,7 +225,7 @@ class Guard:
 
         def seen(update: Update) -> Update:
             diffs = dict(update.diffs)
-            for slot, mean, _ in _each(update):
+            for slot, (mean, _) in (update.counts_in or {}).items():
                 stays = before.bank.get(mean, before.bank[slot]).vector
                 vector = models.get(mean, stays) - before.bank[slot].vector
                 diffs[slot] = replace(diffs[slot], vector=vector, present=None)
@@ -255,7 +236,7 @@ class Guard:
     def _too_few(self, updates: Sequence[Update], used: Mapping[str, Sequence[Member]]) -> set[str]:
         """The means whose robust statistic uses too few sites, or mostly one."""
         floor = Floor(self._settings.min_sites_per_cluster or 1, self._settings.floor.samples)
-        counted = ((name, mean, weight, 1.0) for mean, members in used.items() for name, _, weight in members)
+        counted = ((name, mean, weight) for mean, members in used.items() for name, _, weight in members)
         return small_means(heads(updates), counted, self._participants, floor, self._largest_share)
 
     def _used(self, members: Sequence[Member], layers: Sequence[slice], left_out: set[str]) -> Sequence[Member]:
@@ -277,17 +258,11 @@ class Guard:
 def _counting(update: Update, counts: Mapping[str, Counts]) -> Update:
     """An update with the models that count, the means in which they do, and its weight in that of its main model."""
     counts_in = counts.get(update.participant, {})
-    main = counts_in.get(update.main_slot) if update.diffs else None
     diffs = {slot: diff for slot, diff in update.diffs.items() if slot in counts_in}
-    weight = update.weight if main is None else sum(main.values())
+    weight = update.weight
+    if update.diffs and update.main_slot in counts_in:
+        _, weight = counts_in[update.main_slot]
     return replace(update, diffs=diffs, counts_in=counts_in, weight=weight)
-
-
-def _each(update: Update) -> Iterator[tuple[str, str, float]]:
-    """The models of an update that count: the slot that was trained, the mean, the weight."""
-    for slot, means in (update.counts_in or {}).items():
-        require(len(means) < 2, f"run: aggregation replaces means, but {slot} counts in {list(means)}; leave it out")
-        yield from ((slot, mean, weight) for mean, weight in means.items())
 
 
 def bounded_means(

@@ -27,8 +27,8 @@ ENCRYPTION = "nvflare.app_opt.he"
 EVERY, BOOTSTRAP = "*", "bootstrap"
 # The answers to observers that are metrics, and the histograms from which metrics follow.
 MEASURED, SCORES, MEMBERSHIP = frozenset({"metrics", "cross", BOOTSTRAP}), "scores", "membership"
-# Arrays of methods that are measures of a participant.
-MEASURES = frozenset({"loss", "shares"})
+# The array of methods that holds the metric of this name, for several models.
+LOSS = "loss"
 
 
 def check_filters(fl_ctx: FLContext) -> None:
@@ -148,10 +148,15 @@ class EgressFilter(Filter):
         return {n: self._rounded(n, v) for n, v in values.items() if is_number(v)}  # what is no number has no multiple
 
     def _arrays(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """The arrays that a method asked for; those that are measures, of several models, as metrics of their name."""
-        sent = {n: a for n, a in arrays.items() if n not in MEASURES or self._allowed({n: 0.0})}
-        step = self.round_to
-        return {n: np.round(a / step) * step if step and n in MEASURES else a for n, a in sent.items()}
+        """The arrays that a method asked for; losses of several models are treated as the metric."""
+        sent = dict(arrays)
+        if LOSS not in sent:
+            return sent
+        if not self._allowed({LOSS: 0.0}):
+            del sent[LOSS]
+        elif self.round_to is not None:
+            sent[LOSS] = np.round(sent[LOSS] / self.round_to) * self.round_to
+        return sent
 
     def _resample(self, result: dict[str, Any]) -> None:
         """Leaves out the draws of a withheld metric, and all of them if metrics are rounded.

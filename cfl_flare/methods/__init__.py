@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cfl_flare.clustering.floor import Mixture
 from cfl_flare.core.config import build_named, from_dict, name_of, require, require_whole
 from cfl_flare.methods.auto_k import AUTO, AutoK, automatic
 from cfl_flare.methods.base import Method
@@ -22,8 +21,6 @@ from cfl_flare.methods.dsmic import FedDS, FedDSMIC
 from cfl_flare.methods.ensemble import Ensemble
 from cfl_flare.methods.fedac import FedAC
 from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local, PerFedAvg
-from cfl_flare.methods.fedsoft import FedSoft
-from cfl_flare.methods.flux import FLUX
 from cfl_flare.methods.groups import Groups
 from cfl_flare.methods.hierarchy import FLHC, FedGroup
 from cfl_flare.methods.ifca import IFCA
@@ -110,7 +107,7 @@ METHODS: dict[str, type[Method]] = {
     for cls in (
         *(FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, PerFedAvg),
         *(IFCA, FeSEM, WeCFL, CGPFL, FedAC, FedDS, FedDSMIC, FedCUAU, CFL, FLHC, FedGroup),
-        *(CLoVE, CFLGP, FedSoft, FLUX, Groups),
+        *(CLoVE, CFLGP, Groups),
         *(CAM, Ensemble, AutoK),
     )
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import repeat
 from typing import Any, ClassVar
 
 import numpy as np
@@ -85,7 +84,7 @@ class Warmup(FedAvg):
         rows, most = np.arange(len(names)), self.base.clusters
         number = number_of_clusters(products, most, seed=self.seed)
         while state.census is not None and number.k > 1 and most == self.base.clusters:
-            members = zip([names[i] for i in rows.tolist()], number.labels.tolist(), repeat(1.0))
+            members = zip([names[i] for i in rows.tolist()], number.labels.tolist())
             large = ~np.isin(number.labels, list(state.census.small(members)))
             if large.all():
                 break
@@ -123,8 +122,9 @@ class Warmup(FedAvg):
 
         def of_cluster(update: Update) -> Update:
             cluster = clusters[update.participant]
-            slot, (means,) = cluster_slot(cluster), self.counted(state, update, assignment).values()
-            counts = {slot: {slot: sum(means.values())}}
+            slot = cluster_slot(cluster)
+            ((_, weight),) = self.counted(state, update, assignment).values()
+            counts = {slot: (slot, weight)}
             return replace(update, diffs={slot: update.main_diff}, main=slot, cluster=cluster, counts_in=counts)
 
         sent = replace(state, bank={**others, **copies}, extras={})
@@ -168,8 +168,6 @@ class AutoK(Wrapper):
             require(warm, f"{self.where}: warm_start = True does what the warm-up does anyway; leave it out")
         lacking = self.base.traits.lacking("compares_models", "serves_one")
         require(not lacking, f"{self.where}: base = {self.base.label!r} does not declare {', '.join(lacking)}")
-        hard = not self.base.traits.mixes
-        require(hard, f"{self.where}: base = {self.base.label!r} mixes clusters, and only whole ones are found here")
         with_clusters(self.base, 1)  # a penalty may be for one number of clusters alone
 
     @property

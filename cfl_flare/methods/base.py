@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.floor import memberships, shares_of
 from cfl_flare.core.config import require
 from cfl_flare.core.params import ROLES, Layout, Params, WeightedMean, weighted_mean
 from cfl_flare.core.settings import check_settings, setting
@@ -149,7 +148,7 @@ class Method(ABC):
         return {}
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
-        """In which means each model that a participant trained counts, with what weight: ``{slot: {mean: weight}}``.
+        """The mean in which each model that a participant trained counts, and its weight: ``{slot: (mean, weight)}``.
 
         `means` and `centres`, robust statistics, weight caps, floors and records read this alone, so that what is
         guarded is what is averaged. It reads the names of the update's models, whose vectors may be empty. A model
@@ -248,14 +247,14 @@ class Method(ABC):
 
     def by_slot(self, update: Update) -> Counts:
         """Each model counts in the mean of the slot that was trained: for `counts_in`."""
-        return {slot: {slot: self.weight(update)} for slot in update.diffs}
+        return {slot: (slot, self.weight(update)) for slot in update.diffs}
 
     def by_cluster(self, update: Update, assignment: Assignment) -> Counts:
-        """The main model counts in its participant's cluster, in several by their shares; others as `by_slot`."""
-        counts, cluster = dict(self.by_slot(update)), assignment.get(update.participant)
+        """The main model counts in the mean of its participant's cluster, the others as in `by_slot`."""
+        counts = dict(self.by_slot(update))
+        cluster = assignment.get(update.participant)
         if cluster is not None and counts:
-            weight = self.weight(update)
-            counts[update.main_slot] = {cluster_slot(k): share * weight for k, share in shares_of(cluster).items()}
+            counts[update.main_slot] = (cluster_slot(cluster), self.weight(update))
         return counts
 
     def counted(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
@@ -269,14 +268,15 @@ class Method(ABC):
 
         One mean is added up after the other, and each update is read when it counts, as large ones are kept on disk.
         """
-        counts: dict[str, list[tuple[int, str, float]]] = {}
+        members_of: dict[str, list[tuple[int, str, float]]] = {}
         for place, update in enumerate(heads(updates)):
             counted = self.counted(state, update, assignment)
-            for slot in (slot for slot in update.diffs if slot in counted):
-                for name, weight in counted[slot].items():
-                    counts.setdefault(name, []).append((place, slot, weight))
+            for slot in update.diffs:
+                if slot in counted:
+                    name, weight = counted[slot]
+                    members_of.setdefault(name, []).append((place, slot, weight))
         bank = dict(state.bank)
-        for name, members in counts.items():
+        for name, members in members_of.items():
             sent = state.bank[members[0][1]]
             mean = WeightedMean(sent.layout)
             for place, slot, weight in members:
@@ -287,16 +287,16 @@ class Method(ABC):
     def centres(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> dict[str, Params]:
         """The same for each cluster's model; an empty cluster keeps its model, or begins with the common one."""
         means = self.means(state, updates, assignment)
-        clusters = max([self.clusters_in(state), *(k + 1 for _, k, _ in memberships(assignment))])
+        clusters = max([self.clusters_in(state), *(k + 1 for k in assignment.values())])
         return {slot: means.get(slot) or state.bank[GLOBAL] for slot in map(cluster_slot, range(clusters))}
 
     def cluster_weights(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> list[float]:
         """Each cluster's share of the weight of all models that count in one, w_k (thesis Eq. 5.5)."""
         weights = dict.fromkeys(self.slots, 0.0)
         for update in heads(updates):
-            for means in self.counted(state, update, assignment).values():
-                for name in means.keys() & weights.keys():
-                    weights[name] += means[name]
+            for name, weight in self.counted(state, update, assignment).values():
+                if name in weights:
+                    weights[name] += weight
         total = sum(weights.values()) or 1.0  # all shares are zero if nobody trained a cluster's model
         return [weight / total for weight in weights.values()]
 

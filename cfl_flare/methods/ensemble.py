@@ -96,7 +96,8 @@ class Ensemble(Wrapper):
         cluster = update.cluster if self._clusters(i) else None
         counts = update.counts_in
         if counts is not None:
-            counts = {slot: of_part(means, i) for slot, means in of_part(counts, i).items()}
+            own = of_part(counts, i)
+            counts = {slot: (mean.partition(".")[2], weight) for slot, (mean, weight) in own.items()}
         diffs, arrays = of_part(update.diffs, i), of_part(update.arrays, i)
         return replace(update, diffs=diffs, arrays=arrays, cluster=cluster, main=main, counts_in=counts)
 
@@ -151,11 +152,11 @@ class Ensemble(Wrapper):
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
         """Each part's models as that part says, with that part's weights."""
-        counts: dict[str, Mapping[str, float]] = {}
+        counts: dict[str, tuple[str, float]] = {}
         for i, part in enumerate(self.parts):
             clusters = assignment if self._clusters(i) else {}
             of_part = part.counts_in(self.state_of(state, i), self.update_of(i, update), clusters)
-            counts |= {f"{i}.{slot}": together([means], i) for slot, means in of_part.items()}
+            counts |= {f"{i}.{slot}": (f"{i}.{mean}", weight) for slot, (mean, weight) in of_part.items()}
         return counts
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
@@ -201,6 +202,6 @@ def of_part(prefixed: Mapping[str, Any], i: int) -> dict[str, Any]:
     return {name.partition(".")[2]: value for name, value in prefixed.items() if name.startswith(f"{i}.")}
 
 
-def together(named: Sequence[Mapping[str, Any]], first: int = 0) -> dict[str, Any]:
-    """The entries of all parts, or of those from the ``first`` on, with their prefixes."""
-    return {f"{i}.{name}": value for i, entries in enumerate(named, first) for name, value in entries.items()}
+def together(named: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The entries of all parts, with their prefixes."""
+    return {f"{i}.{name}": value for i, entries in enumerate(named) for name, value in entries.items()}

@@ -170,7 +170,7 @@ class FedAC(OwnModel):
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
         """A round's embedding counts in Phi; the centres are means of all known models, those on the server's disk."""
-        return {update.main_slot: {PHI: self.weight(update)}}
+        return {update.main_slot: (PHI, self.weight(update))}
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """Phi (line 9), the M-step over all known models (line 12, Eq. 5), cluster-number tuning (line 13).
@@ -178,8 +178,8 @@ class FedAC(OwnModel):
         Phi is the mean of the round's embeddings; the paper prints their sum.
         """
         phi, common, known = state.bank[PHI], state.bank[GLOBAL], self._known(state, updates)
-        counted = ((u, self.counted(state, u, assignment)[u.main_slot][PHI]) for u in updates)
-        embeddings = ((state.trained(u).take(phi.layout), weight) for u, weight in counted)
+        counted = ((u, self.counted(state, u, assignment)[u.main_slot]) for u in updates)
+        embeddings = ((state.trained(u).take(phi.layout), weight) for u, (_, weight) in counted)
         slots = self._slots(state) or dict(enumerate(self.slots))
         members: dict[int, list[str]] = {k: [] for k in slots}
         for name in known.versions:

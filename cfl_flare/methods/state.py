@@ -15,24 +15,14 @@ from cfl_flare.core.arrays import Archive
 from cfl_flare.core.params import Params
 from cfl_flare.training.privacy import Queries
 
-# The cluster of each participant; a `Mixture` where it is in several, each with a share.
+# The cluster of each participant.
 Assignment = Mapping[str, int]
 
-# In which means each model that a participant trained counts, and with what weight: ``{slot: {mean: weight}}``.
-Counts = Mapping[str, Mapping[str, float]]
+# The mean in which each model that a participant trained counts, and its weight there: ``{slot: (mean, weight)}``.
+Counts = Mapping[str, tuple[str, float]]
 
 # Logits ``(len(models), samples, classes)`` of models on the server's indicator samples.
 Predict = Callable[[Sequence[Params]], np.ndarray]
-
-
-def shares_in(counts: Counts) -> dict[str, dict[str, float]]:
-    """Of each model that counts, the share of its weight that each mean has.
-
-    >>> shares_in({"cluster-0": {"cluster-0": 3.0, "cluster-1": 1.0}})
-    {'cluster-0': {'cluster-0': 0.75, 'cluster-1': 0.25}}
-    """
-    totals = {slot: sum(means.values()) for slot, means in counts.items()}
-    return {slot: {mean: w / totals[slot] for mean, w in means.items() if w} for slot, means in counts.items()}
 
 
 @dataclass(frozen=True)
@@ -302,8 +292,6 @@ class Traits:
         assigns_on_site: each participant chooses its cluster itself.
         averages_only: the M-step takes weighted means of the models alone, each where it was trained. So sites can add
             up their own, and a server's optimizer can step towards the means.
-        mixes: a participant may be in several clusters, each with a share: a `cfl_flare.clustering.floor.Mixture`.
-        compares_samples: a participant compares what models lose on each sample by itself.
         given_groups: who is in which cluster was given before the run, and clusters share nothing: one participant
             changes no other cluster.
         named_groups: the labels of groups, of which each participant may name one at check-in.
@@ -332,8 +320,6 @@ class Traits:
     compares_models: bool = False
     assigns_on_site: bool = False
     averages_only: bool = False
-    mixes: bool = False
-    compares_samples: bool = False
     given_groups: bool = False
     named_groups: tuple[str, ...] = ()
     mergeable: bool = False

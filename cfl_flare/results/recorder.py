@@ -19,7 +19,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from cfl_flare.clustering.floor import recorded
 from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.arrays import save_arrays
 from cfl_flare.core.config import require, unmarked
@@ -91,7 +90,7 @@ class Recorder:
     def round(self, measured: RoundMetrics, state: ServerState, participants: Mapping[str, Participant]) -> None:
         number, trained = measured.record["round"], set(measured.record["trained"])
         lines = [
-            {"round": number, "participant": n, **recorded(state.assignment.get(n)), "trained": n in trained}
+            {"round": number, "participant": n, "cluster": state.assignment.get(n), "trained": n in trained}
             for n in participants
         ]
         for name, new in ((run_dir.ROUNDS, [measured.record]), (run_dir.ASSIGNMENTS, lines)):
@@ -204,7 +203,7 @@ class Recorder:
             "participants": [
                 {
                     **p.check_in(),
-                    **recorded(state.assignment.get(p.name)),
+                    "cluster": state.assignment.get(p.name),
                     **points[p.name],
                     **({} if draws is None else {"intervals": draws.intervals(p.name, points[p.name])}),
                 }

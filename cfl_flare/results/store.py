@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.clustering.floor import Mixture
 from cfl_flare.core.arrays import Archive, load_arrays, save_arrays
 from cfl_flare.core.config import unmarked
 from cfl_flare.core.errors import CFLError, ConfigError, FileError, PayloadError
@@ -200,24 +199,19 @@ def _sha256(text: str) -> str:
 
 def state_metadata(state: ServerState) -> dict[str, Any]:
     """The part of a server's state that is not models, as JSON values; `state_of` reads it."""
-    assignment = {n: dict(k.shares) if isinstance(k, Mixture) else k for n, k in state.assignment.items()}
     labels = {"labels": dict(state.labels)} if state.labels else {}
-    return {"assignment": assignment, "round": state.round, "extras": dict(state.extras), **labels}
+    return {"assignment": dict(state.assignment), "round": state.round, "extras": dict(state.extras), **labels}
 
 
 def state_of(models: Mapping[str, Params], metadata: Mapping[str, Any]) -> ServerState:
     return ServerState(
         dict(models),
-        {name: _cluster(value) for name, value in metadata["assignment"].items()},
+        dict(metadata["assignment"]),
         int(metadata["round"]),
         _renamed(metadata["extras"]),
         dict(metadata.get("arrays", {})),
         labels=dict(metadata.get("labels", {})),
     )
-
-
-def _cluster(value: Any) -> int:
-    return Mixture({int(k): share for k, share in value.items()}) if isinstance(value, dict) else value
 
 
 def _renamed(extras: Mapping[str, Any]) -> dict[str, Any]:

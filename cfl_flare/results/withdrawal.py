@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cfl_flare.clustering.floor import Mixture, memberships
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import below, file_sha256, read_json
@@ -28,7 +27,6 @@ STARTED_FROM = "started_from"
 # What a line of assignments may hold besides what every reader needs.
 LINE: schema.Fields = {
     "trained": schema.flag,
-    "shares": schema.dict_of(schema.share, lambda k: len(k) < 10 and k.isdecimal()),
 }
 
 # What the file must hold for a reader.
@@ -188,11 +186,8 @@ def _remains(run: Run) -> list[str]:
 
 def _slots(line: Mapping[str, Any]) -> list[str]:
     """The clusters' models in whose means a participant was, by its line of assignments."""
-    shares, cluster = line.get("shares"), line.get("cluster")
-    if cluster is None:
-        return []
-    place = Mixture({int(k): share for k, share in shares.items()}) if shares else cluster
-    return [cluster_slot(k) for _, k, _ in memberships({"": place})]
+    cluster = line.get("cluster")
+    return [] if cluster is None else [cluster_slot(cluster)]
 
 
 def _started_from(folder: Path, digests: set[str]) -> list[str]:

@@ -193,8 +193,6 @@ class DPLearner(Learner):
 
     labels: Any = property(_refusing("the labels"))
     gradient = _refusing("the gradient of all samples")
-    features = _refusing("features")
-    sample_losses = _refusing("losses of single samples")
     evaluate = _refusing("measures of further models")
 
     def resampled(self, *args: Any, **kwargs: Any) -> None:

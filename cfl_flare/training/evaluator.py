@@ -154,16 +154,6 @@ class Evaluator:
         return int(self._compared[key][-1])
 
     @torch.no_grad()
-    def features(self, model: Params) -> np.ndarray:
-        """What the last fully connected layer of a model is given for each training sample, ``(n, d)``."""
-        return self._predict([model], self._train.x, features=True)[0].cpu().numpy()
-
-    @torch.no_grad()
-    def sample_losses(self, models: Sequence[Params]) -> np.ndarray:
-        """The plain loss of each model on each of the participant's training samples, ``(len(models), n)`` float64."""
-        return self._runtime.task.sample_losses(self._predict(models, self._train.x), self._train.y).cpu().numpy()
-
-    @torch.no_grad()
     def outputs(self, model: Params | Served, x: Tensor) -> Tensor:
         """The outputs ``(n, classes, ...)`` of a model, or of an ensemble, for samples."""
         served = Served.of(self.complete(model))

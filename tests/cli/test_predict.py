@@ -40,7 +40,7 @@ FEW = DataConfig(4, "iid", min_samples=2)
 
 
 def run(text: str, folder: Path, private: str | None = None, source: DataSource | None = None, **more) -> Path:
-    """Two rounds, three for sums and FLUX; participants of digits unless another source is given."""
+    """Two rounds, three for sums; participants of digits unless another source is given."""
     data, model = (DATA, MODEL) if source is None else (FEW, model_of(more["task"]))
     names = ("task", "batch_size")
     training = TrainSettings(lr=0.1, local_steps=3, keep_momentum=True, **{k: more.pop(k) for k in names if k in more})
@@ -53,7 +53,7 @@ def run(text: str, folder: Path, private: str | None = None, source: DataSource 
         "source": source or Digits(),
         "data": data,
         "model": model,
-        "settings": ServerSettings(2 + ("cam" in text or "flux" in text)),
+        "settings": ServerSettings(2 + ("cam" in text)),
         **more,
     }
     run_loop(method=method, training=training, folder=folder, private=private, **given)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cfl_flare.cli.specs import build_named
-from cfl_flare.clustering.floor import Census, Sizes, memberships
+from cfl_flare.clustering.floor import Census, Sizes
 from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
@@ -210,7 +210,7 @@ def test_what_a_floor_cannot_be_about_is_refused():
 
 def test_small_clusters_are_those_in_use():
     people = [Participant(n, site, 1) for n, site in (("a", "one"), ("b", "two"), ("c", "one"))]
-    assert census_of(people, Floor(2, 1)).small(memberships({"a": 0, "b": 0, "c": 4})) == {4}
+    assert census_of(people, Floor(2, 1)).small({"a": 0, "b": 0, "c": 4}.items()) == {4}
 
 
 # ---- Where participants choose ----
@@ -454,10 +454,9 @@ def test_what_meets_the_floor_stays_and_what_does_not_never_gets_smaller_cluster
         assert placed is best and not given.census.moved
     together = Census(given.census.floor, given.census.sites, given.census.samples)
     rows = dict(zip(given.names, placed.tolist()))
-    if not given.others and not together.small(
-        [(name, 0, 1.0) for name in given.names]
-    ):  # all of them in one cluster would do
-        assert not together.small(memberships(rows))
+    one_cluster = dict.fromkeys(given.names, 0)
+    if not given.others and not together.small(one_cluster.items()):  # all of them in one cluster would do
+        assert not together.small(rows.items())
     moved = {n: w for n, w, p in zip(given.names, best.tolist(), placed.tolist()) if w != p}
     assert given.census.moved == moved
 

@@ -37,7 +37,7 @@ SPECS = [
     *("cfl:eps1=9,eps2=0", "fl-hc:k=2,rounds_before=1", "fedgroup:k=2", "wecfl:k=auto,warmup=1"),
     *("ifca-cam:k=2,warmup=1", "ifca-cam:k=2,warmup=1,updates=alternating", "fesem-cam:k=2,warmup=2"),
     *("ifca-cam:k=2,warmup=1,finetune=True", "fedavg+:k=2", "fedavg+:k=2,finetune=True", "fedavg+ifca:k=2"),
-    *("cfl-gp:k=2,every=1", "flux:warmup=1", "fedsoft:k=2", "clove:k=2", "clove:k=3,silhouette=True"),
+    *("cfl-gp:k=2,every=1", "clove:k=2", "clove:k=3,silhouette=True"),
     "groups:groups={'p0':'a','p1':'a','p2':'b','p3':'b','p4':'b','p5':'b'},warmup=1,pull=0.1",
     "ensemble:parts=[{'method':'ditto'},{'method':'wecfl','k':2}]",
     "wecfl:k=2,penalties=[{'penalty':'contrastive'},{'penalty':'knowledge_sharing'}]",

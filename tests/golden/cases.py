@@ -104,8 +104,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "clove": method("clove:k=3"),
     "clove-silhouette": method("clove:k=4,silhouette=True,stable=None"),
     "cfl-gp": method("cfl-gp:k=3"),
-    "fedsoft": method("fedsoft:k=3"),
-    "flux": method("flux:warmup=2,fewest=4"),
     "groups": method(f"groups:groups={GIVEN}"),
     "groups-warmup": method(f"groups:groups={GIVEN},warmup=2,pull=0.1,finetune=True"),
     "ifca-cam": method("ifca-cam:k=3,warmup=2"),

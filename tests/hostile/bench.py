@@ -59,8 +59,6 @@ BINS = 10
 LATER: dict[str, dict[str, Any]] = {
     "clove": {"k": 2},
     "cfl-gp": {"k": 2},
-    "fedsoft": {"k": 2},
-    "flux": {"warmup": 0, "dimensions": 3, "fewest": 2},
     "groups": {"groups": ["0", "1"]},
 }
 

@@ -351,7 +351,7 @@ def test_a_model_of_one_without_a_label_counts_nowhere_wherever_it_comes_from():
     state = method.start(initial)
     assert method.counts_in(state, update("c", 2, "global", 1, 1), {}) == {}
     moved = Update("a", 3, {"cluster-1": coin(1, 1)})
-    assert method.counts_in(state, moved, {"a": 1}) == {"cluster-1": {"cluster-1": 3.0}}
+    assert method.counts_in(state, moved, {"a": 1}) == {"cluster-1": ("cluster-1", 3.0)}
 
 
 @pytest.mark.parametrize(

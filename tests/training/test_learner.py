@@ -77,7 +77,8 @@ def test_features_of_a_linear_model_are_its_samples_whatever_their_number() -> N
     data = rows(300)  # more than one batch of predictions
     worker = Learner(Runtime(lambda: Logistic((3,), 2), TrainSettings(), 0), "p", data, data, {})
     for index in (0, 1):
-        np.testing.assert_array_equal(worker.features(worker.initial(index)), data.x.numpy())
+        features = worker._predict([worker.initial(index)], data.x, features=True)[0]
+        np.testing.assert_array_equal(features.numpy(), data.x.numpy())
 
 
 def scalar_learner(memory: dict[str, Params], round_number: int = 0, **settings: Any) -> Learner:

@@ -21,7 +21,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.data import ParticipantData, Samples
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Task
-from cfl_flare.methods import IFCA, CLoVE, Ditto, FedAvg, FedSoft, Local, Method
+from cfl_flare.methods import CFLGP, IFCA, CLoVE, Ditto, FedAvg, Local, Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.training.dp_learner import DPLearner, at_most, pieces
 from cfl_flare.training.privacy import (
@@ -427,7 +427,7 @@ def test_the_operating_systems_normal_numbers_are_normal():
 @pytest.mark.parametrize(
     ("method", "changes", "words"),
     [
-        (FedSoft(k=2), {}, "method fedsoft"),
+        (CFLGP(k=2), {}, "method cfl-gp"),
         (FedAvg(finetune=True), {}, "fine-tuning"),
         (FedAvg(), {"score_bins": 200}, "score_bins = 200"),
         (FedAvg(), {"bootstrap": 200}, "bootstrap = 200"),
@@ -460,8 +460,6 @@ def test_nothing_else_of_a_private_learner_answers():
     for work in (
         lambda: learner.labels,
         lambda: learner.gradient(model),
-        lambda: learner.features(model),
-        lambda: learner.sample_losses([model]),
         lambda: learner.adapted(model, 1, 0.1),
         lambda: learner.train(model, epochs=1),
         lambda: learner.train(model, inner_lr=0.1),

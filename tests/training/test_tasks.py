@@ -89,6 +89,13 @@ def test_losses_by_hand():
     assert float(Multilabel().loss(two, torch.tensor([[1, 1]]))) == pytest.approx((np.log(2) + np.log(4 / 3)) / 2)
 
 
+def test_each_sample_has_a_loss_of_its_own():
+    """Logits (2, 0) and (0, 1), both of class 0: log(1 + exp(-2)) and log(1 + exp(1))."""
+    outputs = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
+    losses = Classification().sample_losses(outputs, torch.tensor([0, 0]))
+    np.testing.assert_allclose(losses, [[np.log1p(np.exp(-2)), np.log1p(np.exp(1))]], rtol=1e-6)
+
+
 def test_weights_of_two_classes_are_those_of_cross_entropy():
     """One logit z is as two classes with logits 0 and z."""
     z, y, weights = torch.tensor([[0.3], [-1.2], [2.0]]), torch.tensor([0, 1, 1]), torch.tensor([0.7, 1.9])

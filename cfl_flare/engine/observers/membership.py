@@ -9,7 +9,6 @@ from functools import reduce
 from operator import add
 from typing import Any, ClassVar
 
-from cfl_flare.clustering.floor import shares_of
 from cfl_flare.core.text import shown
 from cfl_flare.engine.observers.cross_site import Named, models_of, named_models, slots_of
 from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
@@ -45,8 +44,8 @@ class Membership(Observer):
             left = server.travelling_models()
             self._models = named_models(server, {name: of for name, of in left.items() if not of.untrained})
         cluster = server.state.assignment.get(participant)
-        clusters = set() if cluster is None else {cluster_slot(k) for k in shares_of(cluster)}
-        models = [list(of) for name, of in self._models.items() if name in clusters or not is_cluster(name)]
+        own = None if cluster is None else cluster_slot(cluster)
+        models = [list(of) for name, of in self._models.items() if name == own or not is_cluster(name)]
         return {"shadow_models": self._shadow_models, "models": models} if models else None
 
     def slots(self, question: Any) -> Sequence[str]:
