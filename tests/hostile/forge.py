@@ -188,7 +188,7 @@ def arrays_of(dxo: DXO, own: str) -> Any:
 
 @st.composite
 def arrays(draw: st.DrawFn) -> Forgery:
-    """Results whose losses, descriptors or shares are not what was asked for, or are said to be another's."""
+    """Results whose losses or other arrays are not what was asked for, or are said to be another's."""
     own = draw(st.sampled_from(PEOPLE[HOSTILE]))
     what = draw(
         st.sampled_from(["value", "shape", "array", "missing", "repeated", "owner", "name", "kind", "dxo", "gone"])

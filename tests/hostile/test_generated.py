@@ -165,7 +165,7 @@ def test_at_real_sites_there_is_a_curve_of_all_three_and_of_no_cluster_of_fewer(
 
 @given(forge.arrays(), st.integers(0, ROUNDS - 1), st.sampled_from(sorted(LATER)))
 @cases(120)
-def test_losses_shares_and_descriptors(forgery, number, method):
+def test_forged_losses_and_other_arrays(forgery, number, method):
     check(play(in_round(number, forgery), TRIED[method]), method)
 
 
