@@ -156,12 +156,12 @@ def noted(count: ClusterCount, names: Sequence[str] = ()) -> dict[str, Any]:
 
 def is_clear(note: Mapping[str, Any]) -> bool:
     """Whether the number is beyond doubt: its set has no other, draws have it too, and the same clusters."""
-    k, draws = str(note["k"]), note.get("draws", {})
-    agreeing = draws.get(k, 0) >= AGREEING * sum(draws.values()) > 0 and len({*note.get("set", ())}) < 2
+    k, draws = str(note["k"]), note["draws"]
+    agreeing = draws.get(k, 0) >= AGREEING * sum(draws.values()) > 0 and len({*note["set"]}) < 2
     at = note["by_k"][k]
     if note["k"] == 1:
         return agreeing and all(value["gap"] <= 0 for value in note["by_k"].values())
-    return agreeing and at["deviations"] >= CLEAR and at.get("stability", 0) >= STABLE
+    return agreeing and at["deviations"] >= CLEAR and at["stability"] >= STABLE
 
 
 def in_words(note: Mapping[str, Any]) -> str:
@@ -182,7 +182,7 @@ def in_words(note: Mapping[str, Any]) -> str:
 
 def _changing_sides(note: Mapping[str, Any]) -> str:
     """``; 3 change sides: a, b, c``, the least steady first."""
-    unsteady = note.get("unsteady", {})
+    unsteady = note["unsteady"]
     names = [plain(name, 60) for name in sorted(unsteady, key=lambda name: (unsteady[name], name))]
     others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
     return f"; {len(names)} change sides: {', '.join(names[:MOST_NAMES])}{others}" if names else ""
@@ -191,10 +191,8 @@ def _changing_sides(note: Mapping[str, Any]) -> str:
 def _how_sure(note: Mapping[str, Any]) -> str:
     if is_clear(note):
         return "clear"
-    ends, at = note.get("set"), note["by_k"][str(note["k"])]
-    if ends is None:  # of an earlier version
-        return "not clear"
-    others = ", with other members without a fifth of the participants" if at.get("stability", 0) < STABLE else ""
+    ends, at = note["set"], note["by_k"][str(note["k"])]
+    others = ", with other members without a fifth of the participants" if at["stability"] < STABLE else ""
     return f"90 % set {ends[0]}" + (f" to {ends[1]}" if ends[0] < ends[1] else "") + others
 
 

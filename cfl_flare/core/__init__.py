@@ -5,5 +5,5 @@
 from pathlib import Path
 
 # Not read from the installed distribution: a copy that a job carries has none.
-__version__ = "0.2.0"
+__version__ = "1.0.0.dev0"
 PACKAGE = Path(__file__).resolve().parents[1]

@@ -3,7 +3,7 @@
 """Arrays on disk: safetensors files with a checksum, and the archive of a method that keeps too many for the memory.
 
 The metadata of a safetensors file begin with the SHA-256 of the file as it is with 64 zeros there. Files without one,
-of other programs or of version 0.2, are read as they are.
+of other programs, are read as they are.
 """
 
 from __future__ import annotations

@@ -18,8 +18,6 @@ from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.labels import LARGEST
 
 Scaling = Literal["auto", "site", "federation", "none"]
-# Until version 0.2, a table without a scaling was scaled by each participant's own training rows.
-UNSAID: Mapping[str, Scaling] = {"scaling": "site"}
 # With the scaling auto, a number further from the mean than this many deviations is clipped.
 CLIP = 5.0
 # A participant's own mean and variance count as its rows, those that they are shrunk to as this many.
@@ -123,7 +121,7 @@ class Preparation:
             wanted = f"{width} numbers of at most {LARGEST:g} in size"
             require(bounded, f"{where}: {name} should be {wanted}; name a whole file")
         require(bool((arrays["deviation"] > 0).all()), f"{where}: a deviation is not above 0; name a whole file")
-        clip = value.get("clip")  # a file of an earlier version has none
+        clip = value.get("clip")
         above = isinstance(clip, (int, float)) and not isinstance(clip, bool) and 0 < clip <= LARGEST
         require(clip is None or above, f"{where}: clip = {shown(clip)} should be a number above 0; name a whole file")
         return cls(columns, **arrays, clip=clip)

@@ -129,17 +129,6 @@ class DataSource(ABC):
     prepares: ClassVar[bool] = False
     # Whether it reads the same samples everywhere, and nobody's own: only such are dealt out at real sites.
     public: ClassVar[bool] = False
-    # What a job that does not say a setting means: the default of the version that made it. New jobs say these.
-    unsaid: ClassVar[Mapping[str, Any]] = {}
-
-    def in_job(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        """Its ``{"class_path", "args"}`` with all that a job has to say."""
-        return {**spec, "args": {**{name: getattr(self, name) for name in self.unsaid}, **spec["args"]}}
-
-    def of_job(self, spec: Mapping[str, Any]) -> DataSource:
-        """As the job meant it that says ``{"class_path", "args"}``."""
-        older = {name: value for name, value in self.unsaid.items() if name not in (spec.get("args") or {})}
-        return replace(self, **older) if older else self  # type: ignore[type-var]
 
     @property
     def agreed_columns(self) -> Columns | None:

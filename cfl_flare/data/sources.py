@@ -26,7 +26,7 @@ from cfl_flare.data.frames import is_table
 from cfl_flare.data.hospitals import Heart, Stroke
 from cfl_flare.data.images import CONVERT, RESIZE, Folder
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
-from cfl_flare.data.preparation import UNSAID, Scaling
+from cfl_flare.data.preparation import Scaling
 from cfl_flare.data.samples import DataSource, NamedSource, Samples, Wrapped, checked
 from cfl_flare.data.splits import split_by_class
 from cfl_flare.data.table import Table, columns_of
@@ -118,7 +118,6 @@ class SiteData(Wrapped):
 
     name: ClassVar[str] = "site"
     prepares: ClassVar[bool] = True
-    unsaid: ClassVar[Mapping[str, Any]] = UNSAID
 
     path: str | None = setting(
         None, help="for a site on its own; a job leaves it out, as its author does not know the sites' paths"

@@ -21,7 +21,7 @@ from cfl_flare.data import features
 from cfl_flare.data.columns import Columns, as_texts
 from cfl_flare.data.files import find
 from cfl_flare.data.frames import Reading, read_frame
-from cfl_flare.data.preparation import UNSAID, Preparation, Scaling
+from cfl_flare.data.preparation import Preparation, Scaling
 from cfl_flare.data.samples import NamedSource, Samples
 from cfl_flare.data.splits import split_as_named, split_by_class, split_by_time
 
@@ -47,7 +47,6 @@ class Table(Reading, NamedSource):
 
     name: ClassVar[str] = "table"
     prepares: ClassVar[bool] = True
-    unsaid: ClassVar[Mapping[str, Any]] = UNSAID
 
     path: str = setting(help="the file, found as by the source npz; read by its ending, else as CSV")
     label: str | None = setting(

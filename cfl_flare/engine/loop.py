@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cfl_flare.core.config import build, from_dict
+from cfl_flare.core.config import build
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.networks import describe_network
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
@@ -28,7 +27,7 @@ from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Site
-from cfl_flare.methods import Participant, build_method, describe_method
+from cfl_flare.methods import Participant, describe_method
 from cfl_flare.results.curves import Scored
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
@@ -145,7 +144,7 @@ def _start(
     checkpoints.memory = site.memory
     start = None
     if checkpoints.store is not None:
-        start = Checkpoint.latest(checkpoints.store, division.layout, checkpoints.run, as_written_now)
+        start = Checkpoint.latest(checkpoints.store, division.layout, checkpoints.run)
     if start is None:
         path = None if initial_ckpt is None else Path(initial_ckpt)
         initial = initial_models(plan.method, plan.make_model, division.public, plan.server.seed, path)
@@ -176,27 +175,6 @@ def describe_run(
         "run": asdict(settings.in_simulation()),
         "training": asdict(training),
     }
-
-
-def as_written_now(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's settings as this version writes them: missing ones have their defaults, renamed ones their new names.
-
-    A user's own classes are not imported: a method of such a class stays as it is.
-    """
-    method = run["method"]
-    with contextlib.suppress(PermissionError):
-        method = describe_method(build_method(method, _refuse))
-    return {
-        **run,
-        "method": method,
-        "data": asdict(from_dict(DataConfig, run["data"], "data")),
-        "run": asdict(from_dict(ServerSettings, run["run"], "run").in_simulation()),
-        "training": asdict(from_dict(TrainSettings, run["training"], "training")),
-    }
-
-
-def _refuse(class_path: str) -> None:
-    raise PermissionError(class_path)
 
 
 def class_counts(task: LearningTask, hosted: Sequence[ParticipantData]) -> Mapping[str, tuple[int, ...]]:

@@ -156,7 +156,7 @@ class Finished:
         resumable = bool(store.versions()) and {"training", "seed"} <= self.summary.keys()
         require(
             resumable,
-            f"{self.folder} kept no state that a newcomer could join, like runs of earlier versions; run it again",
+            f"{self.folder} kept no state that a newcomer could join; run it again",
         )
         with self._reading():
             spec = model_of(self.summary, self.folder)

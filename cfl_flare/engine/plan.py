@@ -274,7 +274,6 @@ class RunPlan:
         source = {} if data is None else describe(data, "data")
         reader = build(source, DataSource, "data") if source else None  # type: ignore[type-abstract]
         if reader is not None:
-            source = reader.in_job(source)
             parts["data"] = parts["data"].resolved(data if isinstance(data, DataSource) else reader)
         if not isinstance(training, TrainSettings) and (data is not None or training is not None):
             training = from_dict(TrainSettings, training or {}, "training")

@@ -86,7 +86,7 @@ class ClusteringAggregator(ModelAggregator):
 
     Attributes:
         server: the running server; None before ``begin``.
-        unknown: settings of another version; the controller refuses them.
+        unknown: settings that it does not have; the controller refuses them.
         ranged: participants measure what the job asks for, in known ranges; scripts measure what they like.
     """
 
@@ -125,7 +125,7 @@ class ClusteringAggregator(ModelAggregator):
     def _source(self, policy: Callable[[str], None]) -> DataSource:
         """The source of a simulation, for a method that compares models on indicator samples."""
         spec = unmarked(self.held or {}).get("source") or {}
-        return build(spec, DataSource, "data", policy).of_job(spec)  # type: ignore[type-abstract]
+        return build(spec, DataSource, "data", policy)  # type: ignore[type-abstract]
 
     def _start_model(self, fl_ctx: FLContext) -> Path | None:
         if self.initial_ckpt is None:

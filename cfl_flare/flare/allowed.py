@@ -155,7 +155,7 @@ class Policy:
 def with_allowed(content: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
     """Resources that also allow these classes. A list of their own, or else FLARE's default list, is extended.
 
-    The prefix of all of cfl_flare, which earlier versions wrote, is taken out of it.
+    The prefix of all of cfl_flare is taken out of it: FLARE calls any function that a job names and the list allows.
     """
     before = content.get(CLASS_ALLOW_LIST, DEFAULT_CLASS_ALLOW_LIST)
     listed = [entry for entry in before if entry not in (PREFIX, PREFIX.rstrip("."))]

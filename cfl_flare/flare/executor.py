@@ -238,7 +238,7 @@ class ClusteredExecutor(Executor):
             torch.set_num_threads(at_site.torch_threads)
             authorize = component_policy(fl_ctx)
             with policy.limited_paths(fl_ctx):  # a source may read a file that describes its columns
-                source = build(self.source, DataSource, "data", authorize).of_job(self.source)  # type: ignore[type-abstract]
+                source = build(self.source, DataSource, "data", authorize)  # type: ignore[type-abstract]
             if isinstance(source, Table) and os.environ.get(COLUMNS) and not simulated(fl_ctx):
                 raise ColumnsError(f"data table: the columns are those of {COLUMNS} here; use the source site")
             if isinstance(source, SiteData):

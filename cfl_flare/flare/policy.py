@@ -178,7 +178,7 @@ def check_software(versions: Mapping[str, str], who: str, place: str) -> None:
 
 
 def check_known(unknown: Sequence[str], component: str, place: str) -> None:
-    """Raises a ConfigError if a component was given settings that this version does not know."""
+    """Raises a ConfigError if a component was given settings that it does not have."""
     require(not unknown, f"job: {place} does not know the {component}'s settings {unknown}; leave them out")
 
 

@@ -26,7 +26,7 @@ from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods.slots import with_parts
 
-SCHEMA = 3
+SCHEMA = 1
 ARRAYS = "#arrays"
 COUNTS = "counts"
 META = "cfl"

@@ -16,8 +16,6 @@ from cfl_flare.report.text import cut, finite, interval, number
 # Participants and rounds whose cells are drawn.
 PEOPLE, COLUMNS = 80, 50
 SMALLER = "smaller clusters"
-# FedAC's G_k; version 0.1 called it looseness.
-DISPERSION = ("dispersion", "looseness")
 
 
 def moves(view: View) -> Section | None:
@@ -171,7 +169,7 @@ def number_of_clusters(view: View) -> Section | None:
 
 def _dispersion(record: dict[str, Any]) -> dict[str, Any]:
     """FedAC's distance inside a cluster by its distance to the others, of a round, by cluster."""
-    values: dict[str, Any] = next((record[key] for key in DISPERSION if record.get(key)), {})
+    values: dict[str, Any] = record.get("dispersion") or {}
     return {cluster_label(k): values[str(k)] for k in range(CLUSTERS) if str(k) in values}
 
 
@@ -183,7 +181,7 @@ def _gaps(choice: dict[str, Any]) -> Plot | None:
         if gap is not None:
             spread = abs(gap / deviations) if deviations else 0.0
             ends = {"lo": finite(gap - spread), "hi": finite(gap + spread)}
-            points.append({"k": k, "v": gap, **ends, "alike": finite(criterion.get("stability"))})
+            points.append({"k": k, "v": gap, **ends, "alike": finite(criterion["stability"])})
     if not points:
         return None
     x = vega.whole_axis("k", (point["k"] for point in points), "number of clusters")

@@ -13,7 +13,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -213,14 +212,11 @@ NEEDED = schema.object_with(
     auroc=schema.share,
     roc=schema.list_of(schema.row(schema.share, schema.share), 1, pooled.POINTS),
     calibration=schema.list_of(schema.row(schema.share, schema.share, schema.count), 1, 2 * pooled.GROUPS),
+    by_class=RATES,
 )
 
 
 FACTS = ("round", "sites", "samples", "of_classes")
-
-
-def _curve(value: Any) -> bool:
-    return NEEDED(value) and RATES(value.get("by_class", []))
 
 
 def _label(value: str) -> bool:
@@ -230,7 +226,7 @@ def _label(value: str) -> bool:
 FIELDS: schema.Fields = {
     "version": schema.version(VERSION),
     **dict.fromkeys(FACTS, schema.count),
-    "curves": schema.described("an object of curves, in all and by cluster", schema.dict_of(_curve, _label)),
+    "curves": schema.described("an object of curves, in all and by cluster", schema.dict_of(NEEDED, _label)),
     "left_out": schema.described(
         "an object of reasons, in all and by cluster", schema.dict_of(lambda reason: reason in REASONS, _label)
     ),
@@ -245,7 +241,7 @@ def load_curves(folder: Path) -> Curves | None:
     content = schema.read(path, FIELDS)
     names = Curve.__dataclass_fields__.keys() - {"by_class"}
     curves = {
-        label: Curve(**{n: curve[n] for n in names}, by_class=[Rates(**rates) for rates in curve.get("by_class", [])])
+        label: Curve(**{n: curve[n] for n in names}, by_class=[Rates(**rates) for rates in curve["by_class"]])
         for label, curve in content["curves"].items()
     }
     return Curves(**{name: content[name] for name in FACTS}, curves=curves, left_out=content["left_out"])

@@ -18,12 +18,11 @@ import numpy as np
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import build, class_paths, require
 from cfl_flare.core.errors import ConfigError, PayloadError
-from cfl_flare.core.files import read_json
 from cfl_flare.core.params import Layout
 from cfl_flare.core.text import plain, shown
 from cfl_flare.models import MODELS as NETWORKS
 from cfl_flare.models import NamedArrays
-from cfl_flare.results.run_dir import MODELS, SUMMARY
+from cfl_flare.results.run_dir import MODELS
 from cfl_flare.training.ensemble import Ensemble
 
 if TYPE_CHECKING:
@@ -96,10 +95,7 @@ def model_path(folder: Path, slot: str) -> Path:
 
 def _check_trained(meta: Mapping[str, Any], path: Path) -> None:
     """Refuses a model with layers that nobody has trained, as each participant has trained its own."""
-    untrained, summary = meta.get("untrained"), path.parent.parent / SUMMARY
-    if untrained is None and path.parent.name == MODELS and summary.is_file():  # of a version that did not write it
-        run = read_json(summary)
-        untrained = [run["private"]] if run.get("private") else []
+    untrained = meta.get("untrained")
     require(
         not untrained,
         f"{path} cannot predict: its {shown(untrained)} are untrained, as each participant has trained its own; name a "

@@ -28,7 +28,7 @@ from cfl_flare.core.arrays import load_arrays as read_arrays
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import append, atomic_write, below, json_lines, make_folder, read_json
 from cfl_flare.results import schema
-from cfl_flare.results.metrics import ACCURACY, Metric, reported
+from cfl_flare.results.metrics import Metric, reported
 from cfl_flare.results.remarks import CAPPED, HELD, IMPROVING, MOVED, POSSIBLE, SMALL
 
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
@@ -50,14 +50,15 @@ METRIC = schema.described(
 
 def clusters_found(value: Any) -> bool:
     """A number of clusters, with what it was chosen by."""
-    of_k = schema.object_with(gap=schema.number, deviations=schema.number)
-    if not schema.object_with(k=schema.count, by_k=schema.dict_of(of_k))(value) or str(value["k"]) not in value["by_k"]:
-        return False
-    stability = [of.get("stability", 0.0) for of in value["by_k"].values()]
-    draws = schema.dict_of(schema.count, lambda k: len(k) < 10 and k.isdecimal())
-    ends, unsteady = schema.list_of(schema.count), schema.dict_of(schema.number)
-    known = draws(value.get("draws", {})) and ends(value.get("set", [])) and unsteady(value.get("unsteady", {}))
-    return known and len(value.get("set", [0, 0])) == 2 and all(map(schema.number, stability))
+    of_number = schema.object_with(gap=schema.number, deviations=schema.number, stability=schema.number)
+    note = schema.object_with(
+        k=schema.count,
+        by_k=schema.dict_of(of_number),
+        draws=schema.dict_of(schema.count, lambda k: len(k) < 10 and k.isdecimal()),
+        set=schema.row(schema.count, schema.count),
+        unsteady=schema.dict_of(schema.number),
+    )
+    return note(value) and str(value["k"]) in value["by_k"]
 
 
 def participant(value: Any) -> bool:
@@ -92,13 +93,13 @@ STARTED_FIELDS: schema.Fields = {"label": schema.text, "rounds": schema.count, "
 SUMMARY_FIELDS: schema.Fields = {
     "method": schema.json_object,
     "label": schema.text,
+    "metric": METRIC,
     "final": schema.dict_of(schema.number),
     "participants": schema.list_of(participant),
     **dict.fromkeys(("clusters", "rounds"), schema.count),
     **dict.fromkeys(("bytes_down", "bytes_up", "seconds"), schema.number),
 }
 SUMMARY_OPTIONAL: schema.Fields = {
-    "metric": METRIC,
     "intervals": INTERVALS,
     "majority": schema.number,
     "test_classes": schema.dict_of(schema.list_of(schema.maybe(schema.count))),
@@ -158,7 +159,6 @@ class Run:
     def name(self) -> str:
         """The run's name in tables: its method, with K, and whether the run found that, and how clearly."""
         clusters, note = self.summary["clusters"], self.summary.get(NUMBER)
-        note = note or next((r[NUMBER] for r in self.rounds if NUMBER in r), None)  # version 0.2 has it there alone
         if not clusters:
             return str(self.summary["label"])
         words = f"K={clusters}" if note is None else f"K={clusters} found" if is_clear(note) else f"about K={clusters}"
@@ -166,8 +166,8 @@ class Run:
 
     @property
     def metric(self) -> Metric:
-        """The metric that tells how good the run is; accuracy, in runs of versions that knew no other."""
-        return Metric(**self.summary.get("metric", {"name": ACCURACY}))
+        """The metric that tells how good the run is."""
+        return Metric(**self.summary["metric"])
 
     @property
     def script(self) -> str | None:

@@ -63,7 +63,7 @@ def json_object(value: Any) -> bool:
 
 def version(known: int) -> Check:
     """A check for the number of the one format that is read."""
-    words = f"the number of this format, {known}; a later version of cfl_flare reads others"
+    words = f"the number of this format, {known}"
     return described(words, lambda value: bool(value == known))
 
 

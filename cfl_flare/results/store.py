@@ -17,7 +17,7 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,15 @@ import numpy as np
 
 from cfl_flare.core.arrays import Archive, load_arrays, save_arrays
 from cfl_flare.core.config import unmarked
-from cfl_flare.core.errors import CFLError, ConfigError, FileError, PayloadError
-from cfl_flare.core.files import atomic_write, file_sha256, make_folder, parse_json, private_file, read_text, writing
+from cfl_flare.core.errors import CFLError, FileError, PayloadError
+from cfl_flare.core.files import atomic_write, make_folder, parse_json, private_file, read_text, writing
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods import ServerState
-from cfl_flare.methods.slots import COMMON_WEIGHTS, HAS_CENTRES
 from cfl_flare.results.metrics import ACCURACY, Metric, RoundMetrics
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 1
 # What a version's arrays say of its JSON file.
 CHECKSUM = "description_sha256"
 ARCHIVE, PREVIOUS = "archive", "previous"
@@ -148,15 +147,14 @@ class Store:
         try:
             text = read_text(description)
             content = parse_json(text, str(description))
-            version, metadata = content["version"], content["facts"]
-            # Version 1 is of cfl_flare 0.2: the other way round.
-            intact = version != 1 or content["sha256"] == file_sha256(path)
+            version = content["version"]
+            metadata = content["facts"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PayloadError("damaged_file", f"{path} cannot be read: {error}") from error
-        if version not in (1, VERSION):
+        if version != VERSION:
             raise PayloadError("version", f"{path} has format {version!r}, this is {VERSION}")
         arrays, meta = load_arrays(path)
-        if not intact or (version == VERSION and meta.get(CHECKSUM) != _sha256(text)):
+        if meta.get(CHECKSUM) != _sha256(text):
             raise PayloadError("damaged_file", f"{path} and its .json file do not match their checksum")
         if not isinstance(metadata, dict):
             raise PayloadError("damaged_file", f"{description}: facts are a {type(metadata).__name__}")
@@ -208,17 +206,10 @@ def state_of(models: Mapping[str, Params], metadata: Mapping[str, Any]) -> Serve
         dict(models),
         dict(metadata["assignment"]),
         int(metadata["round"]),
-        _renamed(metadata["extras"]),
+        dict(metadata["extras"]),
         dict(metadata.get("arrays", {})),
         labels=dict(metadata.get("labels", {})),
     )
-
-
-def _renamed(extras: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's extras, and those of an ensemble's parts; a version before this one had ``weights`` for two names."""
-    new = {name: _renamed(value) if isinstance(value, dict) else value for name, value in extras.items()}
-    old = HAS_CENTRES not in new and isinstance(new.get("weights"), list)
-    return {**new, HAS_CENTRES: True, COMMON_WEIGHTS: new["weights"]} if old else new
 
 
 @dataclass
@@ -286,12 +277,19 @@ class Checkpoint:
         store: Store,
         layout: Layout,
         run: Mapping[str, Any],
-        as_written_now: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
     ) -> Checkpoint | None:
-        """The newest intact checkpoint of a run with these settings; None if there is none.
+        """Read the newest intact checkpoint of a run.
 
-        ``as_written_now`` turns settings that an earlier version wrote into those that this one writes. A StoreError
-        says that the checkpoint is of a run with other settings.
+        Args:
+            store: where the run keeps its checkpoints.
+            layout: the arrays of the model that the run trains.
+            run: the settings of the run, as JSON values.
+
+        Returns:
+            The checkpoint, or None if the store has no intact one.
+
+        Raises:
+            StoreError: the newest checkpoint belongs to a run with other settings.
         """
         if not store.versions():
             return None
@@ -299,29 +297,25 @@ class Checkpoint:
             checkpoint, settings = cls.read(store, layout)
         except StoreError:  # each damaged version has been logged
             return None
-        other = StoreError(f"{store.folder} holds checkpoints of a run with other settings; use another folder")
-        try:
-            written = json.dumps(as_written_now(settings), sort_keys=True)
-        except (ConfigError, KeyError) as error:
-            raise other from error
-        if written != json.dumps(unmarked(run), sort_keys=True):
-            raise other
+        if json.dumps(settings, sort_keys=True) != json.dumps(unmarked(run), sort_keys=True):
+            raise StoreError(f"{store.folder} holds checkpoints of a run with other settings; use another folder")
         return checkpoint
 
     @classmethod
     def read(cls, store: Store, layout: Layout) -> tuple[Checkpoint, Mapping[str, Any]]:
         """The newest intact checkpoint, and the settings of its run; a `StoreError` says that there is none."""
         _, models, metadata = store.latest(layout)
-        slots = metadata.get("slots", [*models])  # a job of version 0.2 wrote the server's state alone
+        slots = metadata["slots"]
         memory: dict[str, dict[str, Params]] = {}
         for key in models.keys() - set(slots):
             name, _, what = key.rpartition("#")
             memory.setdefault(name, {})[what] = models[key]
-        progress, last = metadata.get("progress", {}), metadata.get("last")
+        progress = metadata["progress"]
+        last = metadata["last"]
         checkpoint = cls(
             state_of({slot: models[slot] for slot in slots}, metadata),
-            Progress(**{**progress, "rejected": Counter(progress.get("rejected", {}))}),
+            Progress(**{**progress, "rejected": Counter(progress["rejected"])}),
             memory,
             None if last is None else RoundMetrics(**last),
         )
-        return checkpoint, metadata.get("run", {})
+        return checkpoint, metadata["run"]

@@ -265,6 +265,9 @@ FIELDS: schema.Fields = {
     "settings": schema.json_object,
     "rounds": schema.count,
     "found": schema.maybe(schema.count),
+    "words": SENTENCE,
+    "set": COUNTS,
+    "assignment": schema.dict_of(schema.count),
     "searched": schema.count,
     "search_seconds": schema.number,
     "rungs": schema.described("comparisons of candidates", schema.list_of(RUNG)),
@@ -280,12 +283,10 @@ def load_study(folder: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{folder} holds no study: there is no {STUDY}")
     try:
-        optional = {"words": SENTENCE, "set": COUNTS, "assignment": schema.dict_of(schema.count)}
-        content = schema.checked(read_json(path), str(path), FIELDS, optional)
+        content = schema.checked(read_json(path), str(path), FIELDS)
     except FileError as error:
         raise ConfigError(f"{error}; start the study again in a new folder") from error
-    lacking = {"words": f"{content['found']} clusters found", "set": [], "assignment": {}}  # in version 0.2
-    return {**lacking, **content}
+    return content
 
 
 def find_study(folder: str | Path) -> Path | None:

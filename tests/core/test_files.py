@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import doctest
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -334,23 +333,10 @@ def test_two_checkpoints_are_not_mixed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metadata", [None, {"cfl_flare": "{}"}, {"format": "pt"}])
-def test_files_of_0_2_and_of_other_programs_need_no_checksum(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+def test_files_of_other_programs_need_no_checksum(tmp_path: Path, metadata: dict[str, str] | None) -> None:
     save_file(ARRAYS, tmp_path / "m.safetensors", metadata)
     arrays, meta = load_arrays(tmp_path / "m.safetensors")
     assert sorted(arrays) == sorted(ARRAYS) and meta == {}
-
-
-def test_a_checkpoint_of_0_2_is_read_by_the_checksum_that_it_has(tmp_path: Path) -> None:
-    layout, path = Layout.of(nn.Linear(2, 1)), tmp_path / "round-000003.safetensors"
-    save_file({"global|weight": np.ones((1, 2), np.float32), "global|bias": np.ones(1, np.float32)}, path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    path.with_suffix(".json").write_text(json.dumps({"version": 1, "round": 3, "sha256": digest, "facts": {"a": 1}}))
-    models, facts = Store(tmp_path).load(3, layout)
-    assert models["global"].vector.tolist() == [1, 1, 1] and facts == {"a": 1}
-    content = path.read_bytes()
-    flipped(path, content, 8 * len(content) - 1)
-    with pytest.raises(PayloadError, match="do not match"):
-        Store(tmp_path).load(3, layout)
 
 
 def there(archive: Archive) -> set[str]:

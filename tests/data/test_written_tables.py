@@ -373,14 +373,10 @@ def test_a_clipped_preparation_survives_its_file() -> None:
 # Jobs
 
 
-def test_a_job_says_its_scaling_and_an_older_one_means_what_it_meant(tmp_path: Path) -> None:
+def test_a_job_without_a_scaling_means_auto(tmp_path: Path) -> None:
     path = str(intensive_care(tmp_path / "icu.csv"))
     named = {"class_path": "cfl_flare.data.table.Table", "args": {"path": path, "key": "hospital"}}
     model = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [5], "num_classes": 2}}
     for data in (Table(path, key="hospital"), named, SiteData(), Heart()):
         plan = RunPlan.of(method="fedavg", model=model, data=data, num_rounds=1, name="n", min_clients=1)
-        assert plan.source["args"]["scaling"] == "auto"
-        spec = marked(plan.source)
-        assert build(spec, DataSource, "data").of_job(spec).scaling == "auto"
-    older = marked(named)
-    assert build(older, DataSource, "data").of_job(older).scaling == "site"
+        assert build(marked(plan.source), DataSource, "data").scaling == "auto"

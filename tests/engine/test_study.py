@@ -69,7 +69,7 @@ class Fake:
     def search(self) -> Search:
         self.done.append(("search", 4))
         by_k = {str(k): {"gap": k / 10, "deviations": 3.0, "stability": 0.8} for k in range(1, 5)}
-        note = {"k": self.found, "by_k": by_k, "draws": {"2": 50, "4": 50}, "set": [2, 4]}
+        note = {"k": self.found, "by_k": by_k, "draws": {"2": 50, "4": 50}, "set": [2, 4], "unsteady": {}}
         return Search(note, {name: i % self.found for i, name in enumerate(self.names)}, 4)
 
     def private_layers(self, candidate: Candidate) -> str | None:

@@ -31,7 +31,6 @@ from cfl_flare.methods import (
     WeCFL,
     cluster_slot,
 )
-from cfl_flare.results.store import state_of
 from tests.tiny import LAYOUT, coin, initial, update
 
 SAMPLES = {"a": 100, "b": 1, "c": 2, "d": 3, "e": 4, "f": 5}
@@ -252,10 +251,3 @@ def test_a_method_that_assigns_says_in_which_mean_its_models_count():
     with pytest.raises(ConfigError, match=r"defines assign, but not counts_in.* self.by_slot\(update\) there"):
         Silent()
     assert IFCA(k=2).traits.takes_penalties
-
-
-def test_a_checkpoint_of_an_earlier_version_says_weights():
-    facts = {"assignment": {}, "round": 2, "extras": {"0": {"weights": [0.5, 0.5]}, "1": {"rest": 1}}}
-    extras = state_of({}, facts).extras
-    assert (extras["0"]["has_centres"], extras["0"]["common_weights"]) == (True, [0.5, 0.5])
-    assert extras["1"] == {"rest": 1}

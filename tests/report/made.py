@@ -126,6 +126,8 @@ def study(folder: Path, hospitals: Sequence[str], titles: Sequence[str] = ("one 
         "titles": dict(zip(names, titles)),
         "found": 3,
         "words": "3 clusters found (clear)",
+        "set": [3, 3],
+        "assignment": {},
         "searched": 2,
         "search_seconds": 1.5,
         "rungs": [

@@ -50,8 +50,13 @@ def report(tmp_path_factory):
     made.run(folder / "a", NAMES, rounds=12)
     made.features(folder / "a", NAMES)
     lines = (folder / "a" / "rounds.jsonl").read_text().splitlines()
-    by_k = {str(k): {"gap": 0.1 * k, "deviations": 2.0} for k in (1, 2, 3)}
-    lines[3] = json.dumps({**json.loads(lines[3]), "number_of_clusters": {"k": 3, "by_k": by_k}})
+    by_k = {str(k): {"gap": 0.1 * k, "deviations": 2.0, "stability": 1.0} for k in (1, 2, 3)}
+    lines[3] = json.dumps(
+        {
+            **json.loads(lines[3]),
+            "number_of_clusters": {"k": 3, "by_k": by_k, "draws": {"3": 100}, "set": [3, 3], "unsteady": {}},
+        }
+    )
     (folder / "a" / "rounds.jsonl").write_text("\n".join(lines) + "\n")
     return write(run_report(load_run(folder / "a")), folder / "report.html")
 
@@ -148,8 +153,13 @@ def study(tmp_path_factory):
     folder = made.study(tmp_path_factory.mktemp("study") / "a", NAMES, ("one for all", "groups", "other groups"))
     searched = made.run(folder / "number-of-clusters", NAMES)
     lines = (searched / "rounds.jsonl").read_text().splitlines()
-    by_k = {str(k): {"gap": 0.1 * k, "deviations": 2.0} for k in (1, 2, 3)}
-    lines[2] = json.dumps({**json.loads(lines[2]), "number_of_clusters": {"k": 3, "by_k": by_k}})
+    by_k = {str(k): {"gap": 0.1 * k, "deviations": 2.0, "stability": 1.0} for k in (1, 2, 3)}
+    lines[2] = json.dumps(
+        {
+            **json.loads(lines[2]),
+            "number_of_clusters": {"k": 3, "by_k": by_k, "draws": {"3": 100}, "set": [3, 3], "unsteady": {}},
+        }
+    )
     (searched / "rounds.jsonl").write_text("\n".join(lines) + "\n")
     made.run(folder / "c1", NAMES)
     return write(study_report(folder), folder / "report.html")

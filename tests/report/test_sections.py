@@ -206,15 +206,19 @@ def test_the_number_of_clusters_is_shown_where_it_is_searched(tmp_path):
     folder = made.run(tmp_path / "a", NAMES)
     assert number_of_clusters(view(folder)) is None  # two in every round
     lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
-    by_k = {"1": {"gap": 0.0, "deviations": 0.0}, "2": {"gap": 0.75, "deviations": 3.0, "stability": 0.5}}
-    lines[1]["number_of_clusters"] = {"k": 2, "by_k": by_k, "draws": {"2": 60, "5": 40}, "set": [2, 5]}
+    by_k = {
+        "1": {"gap": 0.0, "deviations": 0.0, "stability": 1.0},
+        "2": {"gap": 0.75, "deviations": 3.0, "stability": 0.5},
+    }
+    lines[1]["number_of_clusters"] = {"k": 2, "by_k": by_k, "draws": {"2": 60, "5": 40}, "set": [2, 5], "unsteady": {}}
     lines[2]["dispersion"] = {"0": 0.5, "1": None}
     (folder / "rounds.jsonl").write_text("".join(json.dumps(own) + "\n" for own in lines))
     in_use, inside, gap = number_of_clusters(view(folder)).plots
     assert [row[1] for row in in_use.table.rows] == ["2", "2", "2"]
     assert inside.table.columns == ("round", "cluster-0") and inside.table.rows == [["3", "0.500"]]
-    assert gap.table.rows == [["1", "0.000", "0.000 to 0.000", "-"], ["2", "0.750", "0.500 to 1.000", "0.500"]]
+    assert gap.table.rows == [["1", "0.000", "0.000 to 0.000", "1.000"], ["2", "0.750", "0.500 to 1.000", "0.500"]]
     assert "about 2 clusters found (90 % set 2 to 5, with other members without a fifth" in gap.text
+    made.change(folder, number_of_clusters=lines[1]["number_of_clusters"])
     assert load_run(folder).name.endswith("(about K=2)")
 
 
@@ -224,7 +228,8 @@ def test_the_number_of_clusters_is_shown_where_it_is_searched(tmp_path):
 def test_draws_that_no_run_writes_are_refused(draws, tmp_path):
     folder = made.run(tmp_path / "a", NAMES)
     lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
-    lines[1]["number_of_clusters"] = {"k": 1, "by_k": {"1": {"gap": 0.0, "deviations": 0.0}}, "draws": draws}
+    by_k = {"1": {"gap": 0.0, "deviations": 0.0, "stability": 1.0}}
+    lines[1]["number_of_clusters"] = {"k": 1, "by_k": by_k, "draws": draws, "set": [1, 1], "unsteady": {}}
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(ConfigError, match="is not a number of clusters, with what it was chosen by"):
         load_run(folder)

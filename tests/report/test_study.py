@@ -111,10 +111,13 @@ def test_cost_is_beside_that_of_running_everything(tmp_path):
 
 
 def with_runs(folder: Path) -> None:
-    by_k = {"1": {"gap": 0.0, "deviations": 0.0}, "3": {"gap": 0.75, "deviations": 3.0, "stability": 0.97}}
+    by_k = {
+        "1": {"gap": 0.0, "deviations": 0.0, "stability": 1.0},
+        "3": {"gap": 0.75, "deviations": 3.0, "stability": 0.97},
+    }
     searched = made.run(folder / "number-of-clusters", NAMES)
     lines = [json.loads(text) for text in (searched / "rounds.jsonl").read_text().splitlines()]
-    lines[1]["number_of_clusters"] = {"k": 3, "by_k": by_k, "draws": {"3": 100}}
+    lines[1]["number_of_clusters"] = {"k": 3, "by_k": by_k, "draws": {"3": 100}, "set": [3, 3], "unsteady": {}}
     (searched / "rounds.jsonl").write_text("".join(json.dumps(own) + "\n" for own in lines))
     made.run(folder / "c1", NAMES)
 

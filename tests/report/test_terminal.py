@@ -78,10 +78,7 @@ def test_runs_judged_by_different_metrics_say_whose_lowest_it_is():
     }
 
 
-def test_a_run_of_an_earlier_version_and_one_without_measured_rounds():
-    old = run({"accuracy": 0.5}, worst=0.25)
-    del old.summary["metric"]
-    assert columns(old) == {"accuracy": ["0.500"], "lowest": ["0.250"]}
+def test_a_run_without_measured_rounds():
     assert columns(run({}, final={})) == {"accuracy": ["-"], "lowest": ["-"]}
 
 

@@ -228,22 +228,12 @@ def rewrite(folder: Path, run: dict[str, Any]) -> None:
     save_arrays(arrays, load_arrays(arrays)[0], {CHECKSUM: hashlib.sha256(text.encode()).hexdigest()})
 
 
-def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(tmp_path: Path) -> None:
-    run = stopped_ifca(tmp_path)
-    undisturbed = loop(IFCA(k=2), tmp_path / "one")
-    del run["run"]["cross_site_evaluation"], run["training"]["precision"], run["data"]["unseen"]  # added since
-    run["method"] = {"method": "hypcluster", "k": 2}  # another name of ifca's
-    rewrite(tmp_path, run)
-    resumed = loop(IFCA(k=2), tmp_path / "run", tmp_path / "checkpoints")
-    assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "run")
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"training": {"lr": 0.2}},
         {"run": {"cross_site_evaluation": True}},
-        {"run": {"colour": "red"}},  # of a later version, say
+        {"run": {"colour": "red"}},
         {"data": {"seed": "none"}},
         {"method": {"k": 3}},
         {"method": {"method": "nothing_known"}},

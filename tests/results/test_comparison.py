@@ -488,6 +488,7 @@ def test_a_new_run_in_the_folder_leaves_no_old_draws(tmp_path):
 def test_intervals_of_a_foreign_summary_are_checked(tmp_path, wrong, of_participant):
     summary = dict.fromkeys(("clusters", "rounds", "bytes_down", "bytes_up", "seconds"), 0)
     summary |= {"method": {}, "label": "fedavg", "final": {}, "participants": [{"name": "a", "group": None}]}
+    summary["metric"] = {"name": "accuracy", "mode": "max"}
     path = tmp_path / SUMMARY
     path.write_text(json.dumps(summary))
     load_run(tmp_path)

@@ -71,7 +71,13 @@ def record_run(folder: Path, module: nn.Module, slots: tuple[str, ...] = ("globa
     recorder.round(measured(1, trained=("q",)), ServerState(bank, {"p": 0, "q": 1}, 2), PEOPLE)
     method = FedAvg() if slots == ("global",) else WeCFL(k=len(slots))
     served = {slot: Served((params,)) for slot, params in bank.items()}
-    recorder.close(ServerState(bank, {"p": 0, "q": 1}, 2), served, PEOPLE, method, {"seed": 5})
+    recorder.close(
+        ServerState(bank, {"p": 0, "q": 1}, 2),
+        served,
+        PEOPLE,
+        method,
+        {"seed": 5, "metric": {"name": "accuracy", "mode": "max"}},
+    )
     return bank
 
 

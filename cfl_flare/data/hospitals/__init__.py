@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from cfl_flare.core.settings import setting
 from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.files import reading_within
-from cfl_flare.data.preparation import UNSAID, Scaling
+from cfl_flare.data.preparation import Scaling
 from cfl_flare.data.samples import Wrapped
 from cfl_flare.data.table import Table
 
@@ -28,7 +28,6 @@ class Hospitals(Wrapped):
 
     prepares: ClassVar[bool] = True
     public: ClassVar[bool] = True
-    unsaid: ClassVar[Mapping[str, Any]] = UNSAID
 
     test_share: float = setting(0.25, help="share of each hospital's patients that is used for testing", gt=0, lt=1)
     seed: int = setting(0, help="seed of that split")
