@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from tests.e2e.deployment import Deployment
@@ -23,6 +24,9 @@ DEPLOYMENTS = (
     "tests/e2e/test_provisioned.py",
 )
 torch.set_num_threads(1)
+# A deadline is a timed assertion: on a busy machine, an example can take longer than Hypothesis's 200 ms.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def only_slow(config: pytest.Config) -> bool:
