@@ -30,7 +30,7 @@ from cfl_flare.models import MLP
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
 from tests.loop import MODEL, run_loop
-from tests.results.test_checkpoints import Stopped
+from tests.resumed import Stopped
 from tests.tiny import initial, update
 
 ROOT = Path(__file__).parents[1]

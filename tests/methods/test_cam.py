@@ -21,7 +21,6 @@ from cfl_flare.methods import (
     Download,
     Ensemble,
     FedAvg,
-    FeSEM,
     Local,
     Proximal,
     ServerState,
@@ -343,19 +342,6 @@ def test_one_cluster_works(base):
     assert set(played[-1].after.assignment.values()) == {0}
 
 
-@pytest.mark.parametrize("base", [IFCA(k=2), WeCFL(k=2)], ids=lambda m: m.name)
-def test_the_order_of_participants_does_not_matter(base):
-    one, other = (play(CAM(base=base, warmup=2), 4, order=order) for order in ((), (4, 1, 5, 0, 3, 2)))
-    mine, theirs = one[-1].after, other[-1].after
-    for groups in zip(*({n: a[n] for n in sorted(a)}.items() for a in (mine.assignment, theirs.assignment))):
-        assert groups[0][0] == groups[1][0]
-    labels = {(mine.assignment[n], theirs.assignment[n]) for n in mine.assignment}
-    assert len(labels) == len(set(mine.assignment.values()))  # k-means may name the same clusters otherwise
-    for k, c in labels:
-        np.testing.assert_allclose(mine.bank[f"cluster-{k}"].vector, theirs.bank[f"cluster-{c}"].vector, atol=1e-4)
-    np.testing.assert_allclose(mine.bank[SHARED].vector, theirs.bank[SHARED].vector, atol=1e-4)
-
-
 @pytest.mark.parametrize("updates", ["simultaneous", "alternating"])
 @pytest.mark.parametrize("step", ["normalised", "damped"])
 @pytest.mark.parametrize("base", [IFCA(k=2), WeCFL(k=2)], ids=lambda m: m.name)
@@ -543,15 +529,3 @@ def test_a_warm_up_that_leaves_no_rounds_is_refused_before_the_start(participant
     if participants:
         with pytest.raises(ConfigError, match="warmup = 3 leaves none of 3 rounds; lower it"):
             play(method, 3)
-
-
-@pytest.mark.parametrize(
-    ("method", "label"),
-    [
-        (CAM(base=IFCA(k=2)), "ifca-cam"),
-        (CAM(base=FeSEM(k=2), finetune=True), "fesem-cam-finetune"),
-        (CAM(base=WeCFL(k=2, penalties=(Contrastive(),))), "wecfl-con-cam"),
-    ],
-)
-def test_labels(method, label):
-    assert method.label == label

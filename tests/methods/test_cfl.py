@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import cfl_flare.engine.round
 from cfl_flare.clustering.floor import Census, Floor
@@ -28,11 +26,9 @@ from cfl_flare.methods import (
     Download,
     Ensemble,
     FedAvg,
-    Proximal,
     ServerState,
     Update,
     build_method,
-    describe_method,
 )
 from cfl_flare.report.figures import draw
 from cfl_flare.results.run_dir import load_run
@@ -41,7 +37,6 @@ from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
 from tests.loop import run_loop
 from tests.play import MODEL, assert_same_models, play, sent
-from tests.results.test_checkpoints import Stopped, assert_same, loop
 from tests.tiny import LAYOUT, Coin, coin, initial, learner, model, update
 
 # Two opposed directions. Weighted by 3, 1, 1, 1 the mean is (0, 0.05); the longest is 2.00998.
@@ -195,21 +190,6 @@ def test_choosing_a_half_that_is_split_in_the_same_round() -> None:
     assert state.assignment["new"] == 2
 
 
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**32), size=st.integers(4, 9))
-def test_the_order_of_participants_does_not_matter(seed: int, size: int) -> None:
-    rng = np.random.default_rng(seed)
-    points = rng.normal(size=(size, 2))
-    moves = {f"p{i}": tuple(p) for i, p in enumerate(points.tolist())}
-    states = [
-        step(SPLITS_ALWAYS, SPLITS_ALWAYS.start(initial), updates_of({n: moves[n] for n in names}))
-        for names in (list(moves), [f"p{i}" for i in rng.permutation(size)])
-    ]
-    one, other = ({frozenset(n for n in s.assignment if s.assignment[n] == k) for k in (0, 1)} for s in states)
-    assert one == other
-    np.testing.assert_allclose(*(s.bank["cluster-0"].vector for s in states), atol=1e-6)
-
-
 @pytest.mark.parametrize("never", [{"eps1": 0.0, "eps2": 0.0}, {"eps1": 9.0, "eps2": 1e9}, {"eps1": 9.0, "eps2": 0.0}])
 def test_never_splitting_is_fedavg(never: dict[str, Any]) -> None:
     never = never if never["eps1"] == 0 or never["eps2"] else {**never, "min_rounds": 99}
@@ -242,17 +222,6 @@ def test_its_state_is_json_and_models() -> None:
     state = play(SPLITS_ALWAYS, 3, sample=4)[-1].after
     again = state_of(state.bank, json.loads(json.dumps(state_metadata(state))))
     assert again == replace(state, bank=again.bank)
-
-
-@pytest.mark.parametrize("stop_at", [1, 4, 7])
-def test_a_stopped_run_ends_as_an_undisturbed_one(tmp_path: Path, stop_at: int) -> None:
-    method, more = CFL(eps1=1e9, eps2=0, min_rounds=2), {"sample": 3}
-    undisturbed = loop(method, tmp_path / "one", **more)
-    with pytest.raises(Stopped):
-        loop(method, tmp_path / "other", tmp_path / "checkpoints", stop_at, **more)
-    resumed = loop(method, tmp_path / "other", tmp_path / "checkpoints", **more)
-    assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
-    assert load_run(tmp_path / "one").summary["clusters"] > 2
 
 
 def test_the_groups_of_the_digits_are_found(tmp_path: Path) -> None:
@@ -295,12 +264,6 @@ def test_refusals(spec: dict[str, Any], message: str) -> None:
 def test_a_part_that_the_model_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="cluster_on = 'backbone' does not fit the model"):
         CFL(eps1=1, eps2=1, cluster_on="backbone").check(LAYOUT)
-
-
-def test_the_way_through_a_job_file() -> None:
-    method = CFL(eps1=0.4, eps2=1.6, gamma_max=0.5, cluster_on=("head.weight",), penalties=(Proximal(mu=0.1),))
-    assert build_method(json.loads(json.dumps(describe_method(method)))) == method
-    assert coin(0, 0).layout == LAYOUT
 
 
 GP_SAMPLES = {"a": 3, "b": 1, "c": 2}

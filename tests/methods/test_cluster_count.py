@@ -44,10 +44,9 @@ from cfl_flare.methods.state import Counts, Plan, ServerState, Traits
 from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.results.analysis import gram
 from cfl_flare.results.run_dir import load_run, read_features
-from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
 from tests.loop import run_loop
-from tests.play import MODEL, assert_same_models, moved, play, sent
+from tests.play import MODEL, moved, play, sent
 from tests.tiny import LAYOUT, coin, initial, learner, rounds, update
 
 # ---- ``k=auto`` ----
@@ -215,27 +214,6 @@ def test_with_one_cluster_wecfl_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
     ours = run(build_named("wecfl:k=auto,warmup=2"), "iid", tmp_path / "a")
     theirs = run(FedAvg(), "iid", tmp_path / "b")
     np.testing.assert_array_equal(ours.state.bank["cluster-0"].vector, theirs.state.bank["global"].vector)
-
-
-@pytest.mark.parametrize("stop_after", [1, 2, 3])
-def test_a_run_that_stops_in_or_after_the_warm_up_goes_on_as_if_it_had_not(stop_after: int, tmp_path: Path) -> None:
-    method, partition = build_named("wecfl:k=auto,warmup=3"), "label_permutation:groups=3"
-
-    def stop(measured: Any) -> None:
-        if measured.record["round"] == stop_after:
-            raise KeyboardInterrupt
-
-    kept: dict[str, Any] = {"checkpoint_every": 1}
-    with pytest.raises(KeyboardInterrupt):
-        run(method, partition, tmp_path / "a", checkpoints=Store(tmp_path / "c"), on_round=stop, **kept)
-    resumed = run(method, partition, tmp_path / "a", checkpoints=Store(tmp_path / "c"), **kept)
-    whole = run(method, partition, tmp_path / "b")
-    assert_same_models(resumed.state.bank, whole.state.bank)
-    assert (resumed.state.assignment, resumed.state.extras) == (whole.state.assignment, whole.state.extras)
-    assert (
-        load_run(tmp_path / "a").rounds[2]["number_of_clusters"]
-        == (load_run(tmp_path / "b").rounds[2]["number_of_clusters"])
-    )
 
 
 def test_a_round_that_too_few_answer_finds_nothing_and_the_next_one_does(labels: list[int]) -> None:

@@ -4,7 +4,6 @@
 
 import dataclasses
 import inspect
-import json
 from abc import ABC
 from dataclasses import fields, replace
 from typing import ClassVar
@@ -36,7 +35,6 @@ from cfl_flare.methods import (
     FedPer,
     FedProx,
     FeSEM,
-    KnowledgeSharing,
     Local,
     Method,
     Proximal,
@@ -45,7 +43,6 @@ from cfl_flare.methods import (
     Update,
     WeCFL,
     build_method,
-    describe_method,
 )
 from cfl_flare.methods.base import STEPS
 from cfl_flare.methods.state import Mapped
@@ -227,25 +224,6 @@ def updates_of(people, clustered):
     ]
 
 
-@pytest.mark.parametrize("method", [FedAvg(), IFCA(k=2), WeCFL(k=2), FeSEM(k=2)], ids=lambda m: m.name)
-@settings(max_examples=30, deadline=None)
-@given(people=crowd, seed=st.integers(0, 99))
-def test_the_order_of_participants_does_not_matter(method, people, seed):
-    state = method.start(initial)
-    updates = updates_of(people, clustered=method.name == "ifca")
-    shuffled = [updates[i] for i in np.random.default_rng(seed).permutation(len(updates))]
-    results = []
-    for order in (updates, shuffled):
-        assignment = method.assign(state, order)
-        results.append((assignment, method.aggregate(state, order, assignment)))
-    (first, one), (second, other) = results
-    groups = [{frozenset(n for n in a if a[n] == c) for c in set(a.values())} for a in (first, second)]
-    if method.name not in ("wecfl", "fesem") or groups[0] == groups[1]:  # k-means++ may end in another local optimum
-        assert groups[0] == groups[1]
-        models = [sorted(tuple(np.round(p.vector, 4)) for p in s.bank.values()) for s in (one, other)]
-        np.testing.assert_allclose(models[0], models[1], atol=2e-4)
-
-
 @settings(max_examples=30, deadline=None)
 @given(people=crowd)
 def test_equal_weights_give_the_plain_mean(people):
@@ -294,12 +272,6 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(spec):
         np.testing.assert_array_equal(one.state.bank[slot].vector, two.state.bank[slot].vector)
         assert not np.array_equal(one.state.bank[slot].vector, other.state.bank[slot].vector)
     assert one.state.assignment == two.state.assignment
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "finetune", "local", "ifca", "wecfl", "fesem"])
-def test_methods_survive_the_way_through_a_job_file(name):
-    method = build_method({"method": name, **({"k": 3} if name in ("ifca", "wecfl", "fesem") else {})})
-    assert build_method(describe_method(method)) == method
 
 
 def test_wecfl_finds_groups_that_one_model_cannot_serve():
@@ -403,39 +375,6 @@ NEEDED = {"cfl": {"eps1": 0.5, "eps2": 1.0}, "groups": {"groups": {"a": "x", "b"
 def settings_of(name: str) -> dict:
     """The settings without which a method cannot be built, and a number of clusters where there is one."""
     return NEEDED.get(name) or ({"k": 3} if "k" in {f.name for f in dataclasses.fields(METHODS[name])} else {})
-
-
-EVERY = [
-    *(build_method({"method": name, **settings_of(name)})
-      for name, cls in METHODS.items() if cls not in (AutoK, CAM, Ensemble, FeSEM)),
-    *(build_method({"method": name, "k": 3}) for name in COMBINATIONS),
-    FeSEM(k=3, penalties=[Contrastive(scope="head"), KnowledgeSharing(lam=[0.1, 0.2, 0.3], scope="backbone")]),
-    AutoK(base=WeCFL(k=4), warmup=2),
-    CAM(base=WeCFL(k=2, cluster_on=["head.weight"], penalties=(KnowledgeSharing(pairwise=True),)), lam=0),
-    Ensemble(parts=[FedAvg(weighting="uniform"), IFCA(k=2, penalties=(Proximal(mu=1.0),))]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("method", EVERY, ids=lambda m: m.label)
-def test_every_method_survives_the_way_through_a_job_file(method):
-    assert build_method(json.loads(json.dumps(describe_method(method)))) == method
-
-
-@pytest.mark.parametrize(
-    ("spec", "label", "clusters"),
-    [
-        ({"method": "ifca-cam", "k": 3}, "ifca-cam", 3),
-        ({"method": "fesem-cam", "k": 3}, "fesem-cam", 3),
-        ({"method": "wecfl-cam", "k": 3, "finetune": True}, "wecfl-cam-finetune", 3),
-        ({"method": "fedavg+", "k": 3}, "fedavg+", 0),
-        ({"method": "fedprox+", "k": 3}, "fedprox+", 0),
-        ({"method": "fedavg+ifca", "k": 3}, "fedavg+ifca", 3),
-        ({"method": "fedavg+fesem", "k": 3}, "fedavg+fesem", 3),
-    ],
-)
-def test_labels(spec, label, clusters):
-    method = build_method(spec)
-    assert (method.label, method.clusters) == (label, clusters)
 
 
 def test_the_registries_know_their_classes_by_their_names():

@@ -22,7 +22,6 @@ from cfl_flare.methods import (
     ServerState,
     Update,
     build_method,
-    describe_method,
 )
 from cfl_flare.models import CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18
 from cfl_flare.results.run_dir import load_run
@@ -377,21 +376,6 @@ def test_default_cluster_layers_are_the_paper_s():
     _, own = FedCUAU().parts(Layout.of(MobileNetV2((3, 32, 32), 10)))
     assert {e.name.split(".")[2] if "." in e.name[5:] else "" for e in own.entries} == {"18", ""}
     assert parts(Deep()) == {"second", "head"}
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"base": "fedbabu", "k": 3},
-        {"base": {"method": "fedprox", "mu": 0.5, "weighting": "uniform"}, "cluster_layers": ["head"]},
-        {"base": FedAvg(penalties=[Proximal(mu=0.1)]), "finetune": True, "finetune_epochs": 2},
-    ],
-)
-def test_it_survives_the_way_through_a_job_file(spec):
-    method = build_method({"method": "fedcuau", **spec})
-    assert build_method(describe_method(method)) == method
-    assert FedCUAU() == FedCUAU(base=FedAvg())
-    assert (FedCUAU(base="fedper").label, FedCUAU(finetune=True).label) == ("fedper-cuau", "fedavg-cuau-finetune")
 
 
 @pytest.mark.parametrize(

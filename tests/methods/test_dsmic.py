@@ -25,10 +25,8 @@ from cfl_flare.methods import (
     PerFedAvg,
     ServerState,
     build_method,
-    describe_method,
 )
 from cfl_flare.models import MLP
-from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
 from tests.loop import run_loop
 from tests.play import streams_of
@@ -131,16 +129,6 @@ def test_a_round_of_newcomers_alone_leaves_the_centres():
     assert after.assignment == {"a": 1}
 
 
-def test_the_order_of_participants_does_not_matter():
-    rng = np.random.default_rng(0)
-    state, method = state_of((0, 0), (3, -3), (-3, 3)), FedDS(k=3)
-    updates = [update(f"p{i}", int(rng.integers(1, 9)), "cluster-0", *rng.normal(size=2) * 3) for i in range(8)]
-    one, other = (method.aggregate(state, u, method.assign(state, u)) for u in (updates, updates[::-1]))
-    assert one.assignment == other.assignment
-    for slot, model in one.bank.items():
-        np.testing.assert_allclose(model.vector, other.bank[slot].vector, atol=1e-6)
-
-
 def test_fedds_trains_by_sgd_and_serves_the_centre():
     download = Download(("cluster-1",), (coin(0, 0),))
     np.testing.assert_allclose(FedDS().local_update(learner([0]), download).diffs["cluster-1"].vector, [0.5, -0.5])
@@ -183,38 +171,6 @@ def test_beside_another_method_it_is_what_it_is_alone():
     for k in range(2):
         one, other = both.state.bank[f"0.cluster-{k}"], alone.state.bank[f"cluster-{k}"]
         np.testing.assert_array_equal(one.vector, other.vector)
-
-
-class Stopped(Exception):
-    """Stands for a killed process."""
-
-
-def test_a_stopped_run_ends_as_an_undisturbed_one(tmp_path):
-    def stop(measured):
-        if measured.record["round"] == 3:
-            raise Stopped
-
-    method = FedDSMIC(k=2)
-    undisturbed = loop(method, 6, sample=4, folder=tmp_path / "one")
-    kept = {"sample": 4, "folder": tmp_path / "other", "checkpoints": Store(tmp_path / "kept"), "checkpoint_every": 2}
-    with pytest.raises(Stopped):
-        loop(method, 6, on_round=stop, **kept)
-    resumed = loop(method, 6, **kept)
-    assert resumed.state.assignment == undisturbed.state.assignment
-    assert resumed.state.extras == undisturbed.state.extras
-    for slot, model in undisturbed.state.bank.items():
-        np.testing.assert_array_equal(model.vector, resumed.state.bank[slot].vector)
-
-
-SPECS = [{}, {"k": 5, "indicator_samples": 3, "indicator_file": "a.npz", "seed": 2}]
-
-
-@pytest.mark.parametrize("name", ["fedds", "feddsmic"])
-@pytest.mark.parametrize("settings", SPECS)
-def test_it_survives_the_way_through_a_job_file(name, settings):
-    method = build_method({"method": name, **settings})
-    assert build_method(describe_method(method)) == method
-    assert (method.label, method.clusters) == (name, settings.get("k", 3))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from cfl_flare.methods import (
 )
 from cfl_flare.training.ensemble import Served
 from tests.play import assert_same_models, moved, play, sent
-from tests.results.test_checkpoints import Stopped, assert_same, loop
+from tests.resumed import run_until
 from tests.tiny import coin, initial, learner
 
 KEPT = {"momentum": 0.9, "keep_momentum": True}
@@ -141,7 +141,7 @@ def test_local_models_have_seeds_and_memories_of_their_own():
 
 
 def test_models_that_never_left_the_participants_leave_no_ensemble(tmp_path):
-    server = loop(Ensemble(parts=(FedAvg(), Local())), tmp_path)
+    server = run_until(Ensemble(parts=(FedAvg(), Local())), tmp_path)
     assert list((tmp_path / "clusters").iterdir()) == []
     assert set(server.state.bank) == {"0.global"}
 
@@ -159,21 +159,6 @@ def test_whole_models_are_one_ensemble_or_one_a_cluster():
         "cluster-1": [[1, -1], [2, -2]],
     }
     assert {served.vote for served in found.values()} == {"logits"}
-
-
-@pytest.mark.parametrize(
-    "method",
-    [Ensemble(parts=(FedAvg(), FedAvg())), Ensemble(parts=(FedAvg(), IFCA(k=2))), CAM(base=WeCFL(k=2), warmup=5)],
-    ids=lambda m: m.label,
-)
-@pytest.mark.parametrize("stop_at", [4, 7])
-def test_a_stopped_run_ends_as_an_undisturbed_one(tmp_path, method, stop_at):
-    """Each part's momentum, and in CAM's warm-up the participants' own models, are in the checkpoints."""
-    undisturbed = loop(method, tmp_path / "one")
-    with pytest.raises(Stopped):
-        loop(method, tmp_path / "other", tmp_path / "checkpoints", stop_at)
-    resumed = loop(method, tmp_path / "other", tmp_path / "checkpoints")
-    assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
 
 
 def test_needs_and_model_are_those_of_the_most_demanding_part():
@@ -203,15 +188,3 @@ def test_needs_and_model_are_those_of_the_most_demanding_part():
 def test_refusals(settings, message):
     with pytest.raises(ConfigError, match=message):
         build_method({"method": "ensemble", "parts": (FedAvg(),), **settings})
-
-
-@pytest.mark.parametrize(
-    ("method", "label"),
-    [
-        (Ensemble(parts=(FedAvg(), FedAvg())), "fedavg+"),
-        (Ensemble(parts=(FedAvg(), IFCA(k=2)), finetune=True), "fedavg+ifca-finetune"),
-        (Ensemble(parts=(FedAvg(), WeCFL(k=2, penalties=(Contrastive(),)))), "fedavg+wecfl-con"),
-    ],
-)
-def test_labels(method, label):
-    assert method.label == label

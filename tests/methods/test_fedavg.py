@@ -34,7 +34,6 @@ from cfl_flare.methods import (
     Update,
     WeCFL,
     build_method,
-    describe_method,
 )
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import state_metadata, state_of
@@ -172,13 +171,6 @@ def test_the_personal_model_is_better_at_home_than_the_common_one():
     rounds = [play(PerFedAvg(personal_steps=n), 5, lr=0.3, local_steps=5)[-1] for n in (0, 1, 5)]
     common, one, five = ([a.metrics["served_accuracy"] for a in r.answers.values()] for r in rounds)
     assert np.mean(common) < np.mean(one) < np.mean(five)
-
-
-@pytest.mark.parametrize("settings", [{}, {"inner_lr": 0.1, "personal_steps": 3, "weighting": "uniform"}])
-def test_it_survives_the_way_through_a_job_file(settings):
-    method = PerFedAvg(**settings)
-    assert build_method(describe_method(method)) == method
-    assert method.label == "per-fedavg"
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import cfl_flare.engine.round
 from cfl_flare.clustering.agglomerative import decomposed_cosines
 from cfl_flare.core.errors import ConfigError, TooFewAnswersError
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.server import ServerSettings
-from cfl_flare.methods import FLHC, Ensemble, FedAvg, FedGroup, Method, Proximal, build_method, describe_method
+from cfl_flare.methods import FLHC, Ensemble, FedAvg, FedGroup, Method, Proximal, build_method
 from cfl_flare.methods.state import Assignment, ServerState, Update
 from cfl_flare.report.figures import draw
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
 from tests.loop import run_loop
 from tests.play import MODEL, assert_same_models, moved, play, sent
-from tests.results.test_checkpoints import Stopped, assert_same, loop
 from tests.tiny import LAYOUT, coin, initial, model, update
 from tests.tiny import rounds as tiny_rounds
 
@@ -167,25 +164,6 @@ def test_fedgroup_has_no_more_dimensions_than_one_less_than_participants() -> No
     assert method.plan(method.start(initial)).fewest == 2
 
 
-@pytest.mark.parametrize("method", [FLHC(rounds_before=0, k=2), FLHC(rounds_before=0, threshold=1), FedGroup(k=2)])
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**32), size=st.integers(4, 9))
-def test_the_order_of_participants_does_not_matter(method: Method, seed: int, size: int) -> None:
-    rng = np.random.default_rng(seed)
-    groups = np.arange(size) % 2
-    points = (1 - 2 * groups)[:, None] * np.array([2.0, 1.0]) + rng.normal(size=(size, 2)) * 0.1
-    moves = {f"p{i}": tuple(p) for i, p in enumerate(points.tolist())}
-    names = [f"p{i}" for i in rng.permutation(size)]
-    (one, first), (other, second) = (
-        step(method, method.start(initial), updates_of({n: moves[n] for n in order})) for order in (list(moves), names)
-    )
-    parts = [{frozenset(n for n in a if a[n] == k) for k in a.values()} for a in (first, second)]
-    assert parts[0] == parts[1] == {frozenset(f"p{i}" for i in range(size) if groups[i] == g) for g in (0, 1)}
-    for name in moves:
-        models = [s.bank[f"cluster-{a[name]}"].vector for s, a in ((one, first), (other, second))]
-        np.testing.assert_allclose(*models, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "method", [FLHC(rounds_before=1, k=1), FLHC(rounds_before=0, threshold=1e9), FedGroup(k=1)], ids=lambda m: m.label
 )
@@ -208,20 +186,6 @@ def test_beside_another_method(part: Method) -> None:
     both, alone = play(Ensemble(parts=(FedAvg(), part)), 3), play(part, 3, first=1, streams="1.")
     assert_same_models(both[-1].after.bank, alone[-1].after.bank, "1.")
     assert both[-1].after.assignment == alone[-1].after.assignment
-
-
-STOPPED = (FLHC(rounds_before=3, k=2), FLHC(rounds_before=3, threshold=0.5, linkage="average"), FedGroup(k=2))
-
-
-@pytest.mark.parametrize("stop_at", [1, 4, 7])
-@pytest.mark.parametrize("method", STOPPED, ids=lambda m: m.name)
-def test_a_stopped_run_ends_as_an_undisturbed_one(tmp_path: Path, method: Method, stop_at: int) -> None:
-    more = {"sample": 3}
-    undisturbed = loop(method, tmp_path / "one", **more)
-    with pytest.raises(Stopped):
-        loop(method, tmp_path / "other", tmp_path / "checkpoints", stop_at, **more)
-    resumed = loop(method, tmp_path / "other", tmp_path / "checkpoints", **more)
-    assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -304,19 +268,6 @@ def test_what_does_not_fit_the_run_or_the_model_is_refused() -> None:
         play(FedGroup(k=3), 2, sample=2)
     with pytest.raises(ConfigError, match="k = 5 clusters need at least 5 participants"):
         step(flhc(k=5), ready(flhc(k=5)), updates_of(OPPOSED))
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        FLHC(k=3),
-        FLHC(threshold=2.5, metric="cosine", linkage="single", cluster_on=("head.weight",), rounds_before=7),
-        FedGroup(k=4, dimensions=3, seed=5, penalties=(Proximal(mu=0.1),)),
-    ],
-    ids=lambda m: m.label,
-)
-def test_the_way_through_a_job_file(method: Method) -> None:
-    assert build_method(json.loads(json.dumps(describe_method(method)))) == method
 
 
 def test_a_proximal_term_holds_a_participant_near_its_cluster() -> None:

@@ -19,7 +19,6 @@ from cfl_flare.methods import (
     Proximal,
     Update,
     build_method,
-    describe_method,
 )
 from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.served import load_model
@@ -225,13 +224,6 @@ def test_fedbabu_s_head_is_the_seed_s_for_ever(tmp_path):
     assert not np.array_equal(one.state.bank["head"].vector, other.state.bank["head"].vector)
     site_side = Runtime(lambda: MLP((1, 8, 8), 10, hidden=(8,)), TrainSettings(), 3).initial(0)
     np.testing.assert_array_equal(one.state.bank["head"].vector, site_side.take(site_side.layout.head).vector)
-
-
-@pytest.mark.parametrize("name", ["fedper", "fedbabu", "ditto"])
-def test_they_survive_the_way_through_a_job_file(name):
-    method = build_method({"method": name, "weighting": "uniform", "penalties": [{"penalty": "proximal"}]})
-    assert build_method(describe_method(method)) == method
-    assert build_method(describe_method(build_method({"method": name, "finetune": False}))).finetune is False
 
 
 @pytest.mark.parametrize(

@@ -18,17 +18,12 @@ from torch import nn
 from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.params import Layout, Params
-from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result
 from cfl_flare.methods import (
     IFCA,
-    Ditto,
     FedAvg,
     FedBABU,
-    FedCUAU,
-    FedPer,
     Local,
     Method,
     ServerState,
@@ -36,89 +31,17 @@ from cfl_flare.methods import (
     build_method,
 )
 from cfl_flare.report.write import try_to_write
-from cfl_flare.results.metrics import RoundMetrics
-from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import CHECKSUM, Checkpoint, Store, StoreError, state_metadata, state_of
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
+from tests.resumed import Stopped, assert_same_runs, run_until
 
-MODEL = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10, "hidden": [8]}}
-DATA = DataConfig(4, {"partition": "label_permutation", "groups": 2})
-ROUNDS = 8
-TRAINING = TrainSettings(lr=0.1, local_steps=3, keep_momentum=True)
 ADAM = TrainSettings(
     **{"lr": 0.01, "local_steps": 3, "optimizer": "adamw", "weight_decay": 0.1, "keep_momentum": True},
     **{"lr_schedule": "cosine", "lr_warmup": 2, "clip_grad": 1.0, "class_weights": "balanced", "label_smoothing": 0.1},
 )
 
 
-class Stopped(Exception):
-    """Stands for a killed process."""
-
-
-def loop(
-    method: Method,
-    folder: Path | None,
-    checkpoints: Path | None = None,
-    stop_at: int | None = None,
-    training: TrainSettings = TRAINING,
-    **more: Any,
-):
-    def on_round(measured: RoundMetrics) -> None:
-        if measured.record["round"] == stop_at:
-            raise Stopped
-
-    settings = {"seed": 3, **more}
-    return run_loop(
-        method=method,
-        model=MODEL,
-        source=Digits(),
-        data=DATA,
-        settings=ServerSettings(ROUNDS, **settings),
-        training=training,
-        folder=folder,
-        on_round=on_round,
-        checkpoints=None if checkpoints is None else Store(checkpoints),
-        checkpoint_every=3,
-    )
-
-
-def left_by(folder: Path) -> tuple[Any, Any, Any]:
-    """All that a run leaves, but for its seconds."""
-    run = load_run(folder)
-    for record in (*run.rounds, run.summary, run.summary["final"]):
-        record["seconds"] = 0
-    models = {p.name: load_arrays(p) for p in sorted((folder / "clusters").glob("*"))}
-    return run.rounds, (run.assignments, run.summary), models
-
-
-def assert_same(server: Server, other: Server, folder: Path, other_folder: Path) -> None:
-    rounds, texts, models = left_by(folder)
-    other_rounds, other_texts, other_models = left_by(other_folder)
-    assert rounds == other_rounds
-    assert texts == other_texts
-    assert models.keys() == other_models.keys()
-    for name, (arrays, meta) in models.items():
-        assert meta == other_models[name][1]
-        for key, array in arrays.items():
-            np.testing.assert_array_equal(array, other_models[name][0][key])
-    assert server.state.assignment == other.state.assignment
-    assert list(server.state.bank) == list(other.state.bank)
-    for slot, params in server.state.bank.items():
-        np.testing.assert_array_equal(params.vector, other.state.bank[slot].vector)
-
-
 # Round r is measured while the server finishes round r + 1: a checkpoint of 6 rounds follows the measures of round 4.
-@pytest.mark.parametrize("stop_at", [1, 4, 5, 7])
-@pytest.mark.parametrize(
-    "method", [FedAvg(), WeCFL(k=2), IFCA(k=2), Local(), FedPer(), Ditto(), FedCUAU()], ids=lambda m: m.name
-)
-def test_a_stopped_run_ends_as_an_undisturbed_one(tmp_path: Path, method: Method, stop_at: int) -> None:
-    undisturbed = loop(method, tmp_path / "one")
-    with pytest.raises(Stopped):
-        loop(method, tmp_path / "other", tmp_path / "checkpoints", stop_at)
-    resumed = loop(method, tmp_path / "other", tmp_path / "checkpoints")
-    assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
 
 
 @pytest.mark.parametrize("rule", ["adam", "yogi", "adagrad"])
@@ -127,21 +50,21 @@ def test_a_stopped_run_ends_as_an_undisturbed_one(tmp_path: Path, method: Method
 )
 def test_so_does_one_whose_participants_and_server_remember_moments(tmp_path: Path, method: Method, rule: str) -> None:
     settings: dict[str, Any] = {"server_optimizer": rule, "server_lr": 0.05, "training": ADAM}
-    undisturbed = loop(method, tmp_path / "one", **settings)
+    undisturbed = run_until(method, tmp_path / "one", **settings)
     with pytest.raises(Stopped):
-        loop(method, tmp_path / "other", tmp_path / "checkpoints", 5, **settings)
-    resumed = loop(method, tmp_path / "other", tmp_path / "checkpoints", **settings)
-    assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
+        run_until(method, tmp_path / "other", tmp_path / "checkpoints", 5, **settings)
+    resumed = run_until(method, tmp_path / "other", tmp_path / "checkpoints", **settings)
+    assert_same_runs(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
     assert undisturbed.state.arrays.keys() == resumed.state.arrays.keys() != set()
     for name, array in undisturbed.state.arrays.items():
         np.testing.assert_array_equal(array, resumed.state.arrays[name])
-    plain = loop(method, None, training=ADAM)
+    plain = run_until(method, None, training=ADAM)
     assert any(not np.array_equal(plain.state.bank[s].vector, m.vector) for s, m in undisturbed.state.bank.items())
 
 
 def test_it_goes_on_and_does_not_start_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Stopped):
-        loop(WeCFL(k=2), tmp_path / "run", tmp_path / "checkpoints", stop_at=4)
+        run_until(WeCFL(k=2), tmp_path / "run", tmp_path / "checkpoints", stop_at=4)
     asked = []
     answer = Site.carry_out
 
@@ -150,18 +73,18 @@ def test_it_goes_on_and_does_not_start_afresh(tmp_path: Path, monkeypatch: pytes
         return answer(self, name, order, models, number, keep)
 
     monkeypatch.setattr(Site, "carry_out", noting)
-    loop(WeCFL(k=2), tmp_path / "run", tmp_path / "checkpoints")
+    run_until(WeCFL(k=2), tmp_path / "run", tmp_path / "checkpoints")
     assert sorted(set(asked)) == [3, 4, 5, 6, 7, 8]
 
 
 def test_a_run_may_be_stopped_more_than_once_and_after_its_last_round(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"sample": 2, "evaluate_every": 2}
-    undisturbed = loop(WeCFL(k=2), tmp_path / "one", **settings)
+    undisturbed = run_until(WeCFL(k=2), tmp_path / "one", **settings)
     for stop_at in (1, 3, 5, 7):
         with pytest.raises(Stopped):
-            loop(WeCFL(k=2), tmp_path / "other", tmp_path / "checkpoints", stop_at, **settings)
-    resumed = loop(WeCFL(k=2), tmp_path / "other", tmp_path / "checkpoints", **settings)
-    assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
+            run_until(WeCFL(k=2), tmp_path / "other", tmp_path / "checkpoints", stop_at, **settings)
+    resumed = run_until(WeCFL(k=2), tmp_path / "other", tmp_path / "checkpoints", **settings)
+    assert_same_runs(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
 
 
 def test_what_failed_before_the_stop_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,50 +95,50 @@ def test_what_failed_before_the_stop_is_not_forgotten(tmp_path: Path, monkeypatc
         return Result(name, error="training") if number == 2 and name == "p1" else good
 
     monkeypatch.setattr(Site, "carry_out", failing)
-    undisturbed = loop(FedAvg(), tmp_path / "one")
+    undisturbed = run_until(FedAvg(), tmp_path / "one")
     with pytest.raises(Stopped):
-        loop(FedAvg(), tmp_path / "other", tmp_path / "checkpoints", stop_at=3)
-    resumed = loop(FedAvg(), tmp_path / "other", tmp_path / "checkpoints")
+        run_until(FedAvg(), tmp_path / "other", tmp_path / "checkpoints", stop_at=3)
+    resumed = run_until(FedAvg(), tmp_path / "other", tmp_path / "checkpoints")
     assert resumed.rejected == {"participant_failed": 1}
-    assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
+    assert_same_runs(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
 
 
 def test_a_half_written_line_is_written_again(tmp_path: Path) -> None:
-    undisturbed = loop(FedAvg(), tmp_path / "one")
+    undisturbed = run_until(FedAvg(), tmp_path / "one")
     with pytest.raises(Stopped):
-        loop(FedAvg(), tmp_path / "other", tmp_path / "checkpoints", stop_at=3)
+        run_until(FedAvg(), tmp_path / "other", tmp_path / "checkpoints", stop_at=3)
     with (tmp_path / "other" / "rounds.jsonl").open("a") as f:
         f.write('{"round": 4, "trai')
-    resumed = loop(FedAvg(), tmp_path / "other", tmp_path / "checkpoints")
-    assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
+    resumed = run_until(FedAvg(), tmp_path / "other", tmp_path / "checkpoints")
+    assert_same_runs(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
 
 
 def test_damaged_checkpoints_mean_a_fresh_start(tmp_path: Path) -> None:
-    undisturbed = loop(FedAvg(), tmp_path / "one")
+    undisturbed = run_until(FedAvg(), tmp_path / "one")
     with pytest.raises(Stopped):
-        loop(FedAvg(), tmp_path / "other", tmp_path / "checkpoints", stop_at=6)
+        run_until(FedAvg(), tmp_path / "other", tmp_path / "checkpoints", stop_at=6)
     for path in (tmp_path / "checkpoints").glob("*.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])
-    resumed = loop(FedAvg(), tmp_path / "other", tmp_path / "checkpoints")
-    assert_same(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
+    resumed = run_until(FedAvg(), tmp_path / "other", tmp_path / "checkpoints")
+    assert_same_runs(undisturbed, resumed, tmp_path / "one", tmp_path / "other")
 
 
 def test_another_run_does_not_go_on_from_here(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
-        loop(FedAvg(), tmp_path / "run", tmp_path / "checkpoints", stop_at=4)
+        run_until(FedAvg(), tmp_path / "run", tmp_path / "checkpoints", stop_at=4)
     before = json.loads((tmp_path / "checkpoints" / "round-000003.json").read_text())
     for method, settings in ((Local(), {}), (FedAvg(), {"seed": 4})):
         with pytest.raises(StoreError, match="a run with other settings"):
-            loop(method, tmp_path / "run", tmp_path / "checkpoints", **settings)
+            run_until(method, tmp_path / "run", tmp_path / "checkpoints", **settings)
     with pytest.raises(ConfigError, match="holds 0 of the 2 rounds"):
-        loop(FedAvg(), tmp_path / "elsewhere", tmp_path / "checkpoints")
+        run_until(FedAvg(), tmp_path / "elsewhere", tmp_path / "checkpoints")
     assert json.loads((tmp_path / "checkpoints" / "round-000003.json").read_text()) == before
 
 
 def stopped_ifca(folder: Path) -> dict[str, Any]:
     """A run of IFCA that is stopped; the settings in its last checkpoint, which `rewrite` can change."""
     with pytest.raises(Stopped):
-        loop(IFCA(k=2), folder / "run", folder / "checkpoints", stop_at=4)
+        run_until(IFCA(k=2), folder / "run", folder / "checkpoints", stop_at=4)
     return json.loads((folder / "checkpoints" / "round-000003.json").read_text())["facts"]["run"]
 
 
@@ -246,11 +169,11 @@ def test_a_checkpoint_with_other_settings_is_not(change: dict[str, Any], tmp_pat
         run[part] |= own
     rewrite(tmp_path, run)
     with pytest.raises(StoreError, match="a run with other settings"):
-        loop(IFCA(k=2), tmp_path / "run", tmp_path / "checkpoints")
+        run_until(IFCA(k=2), tmp_path / "run", tmp_path / "checkpoints")
 
 
 def test_memories_and_models_do_not_mix(tmp_path: Path) -> None:
-    loop(WeCFL(k=2), None, tmp_path)
+    run_until(WeCFL(k=2), None, tmp_path)
     assert Checkpoint.latest(Store(tmp_path / "none"), None, {}) is None  # type: ignore[arg-type]
     facts = json.loads((tmp_path / "round-000006.json").read_text())["facts"]
     assert "cluster-0" in facts["slots"]
@@ -315,7 +238,7 @@ def test_only_a_real_site_waits_for_its_disk(tmp_path: Path, monkeypatch: pytest
     """Files and folders that are forced to the disk: none of a simulation, its checkpoints, results and report."""
     forced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda fd: forced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name))
-    loop(WeCFL(k=2), tmp_path / "run", tmp_path / "checkpoints")
+    run_until(WeCFL(k=2), tmp_path / "run", tmp_path / "checkpoints")
     assert try_to_write(tmp_path / "run") is None
     filled(tmp_path / "simulated", 1)
     assert forced == []
