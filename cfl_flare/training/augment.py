@@ -42,18 +42,34 @@ class Augment:
         self._texts, self._masks = tuple(texts), masks
         self._chain = [_built(text, masks) for text in texts]
 
-    def __call__(self, x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """Images ``(n, channels, height, width)`` float32 in [-1, 1] and labels, transformed with draws from a seed.
+    def __call__(self, x: Tensor, y: Tensor, seed: int | Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Transform images and, if labels are masks, their masks. Shapes, dtypes and device stay.
 
-        Masks ``(n, height, width)`` are transformed, too. Shapes, dtypes and device stay.
+        Args:
+            x: ``(n, channels, height, width)`` float32 in [-1, 1].
+            y: ``(n, ...)`` labels.
+            seed: of the draws for all images together, or ``n`` seeds, one for each image.
+
+        Returns:
+            The images and their labels.
         """
+        if not len(x):
+            return x, y
         images, labels = x.cpu(), y.cpu() if self._masks else y
-        with _drawing(seed):
-            pairs = [self._transformed(image, label, self._chain) for image, label in zip(images, labels)]
+        if isinstance(seed, int):
+            with _drawing(seed):
+                pairs = [self._transformed(image, label, self._chain) for image, label in zip(images, labels)]
+        else:
+            pairs = [self._transform_alone(*each) for each in zip(images, labels, seed)]
         made = torch.stack([image for image, _ in pairs]).sub_(0.5).div_(0.5)
         self._check_finite(made, self._title)
         made = made.contiguous(memory_format=torch.channels_last).to(x.device)
         return made, torch.stack([label for _, label in pairs]).to(y.device) if self._masks else y
+
+    def _transform_alone(self, image: Tensor, label: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """One image and its label, with draws that no other image shares."""
+        with _drawing(seed):
+            return self._transformed(image, label, self._chain)
 
     def check(self, x: np.ndarray, y: Tensor, where: str) -> None:
         """Checks that the chain fits a participant's training samples ``(n, *input_shape)``, and tries it on the first.

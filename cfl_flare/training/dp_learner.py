@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from cfl_flare.core.errors import AbortedError, ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.losses import Step, Term
-from cfl_flare.training.privacy import TEST, TRAIN, DPSettings, Randomness, RoundAccount
+from cfl_flare.training.privacy import TEST, TRAIN, DPSettings, Randomness, RoundAccount, add_noise
+from cfl_flare.training.private_draws import SampleDraws
 from cfl_flare.training.runtime import Batches, Split
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import LearningTask
@@ -98,42 +101,122 @@ class DPLearner(Learner):
 
         A patient with more samples than a batch takes part with so many of them, drawn anew each time.
         """
-        random, training, split = self._randomness("poisson"), self._plan.training, self._train
-        most, batches = self._runtime.settings.batch_size, []
-        for _ in range(training.steps):
-            drawn = random.random(split.patients) < training.sample_rate
-            rows = np.flatnonzero(drawn if split.patient is None else drawn[split.patient])
-            if split.patient is not None:
-                rows = at_most(most, rng.permutation(rows), split.patient)
+        random = self._randomness("poisson")
+        training = self._plan.training
+        batches = []
+        for step in range(training.steps):
+            drawn = random.random(self._train.patients) < training.sample_rate
+            rows = self._choose_rows(drawn, step)
             batches.append(torch.from_numpy(rows).to(self._runtime.device))
         return batches
+
+    def _choose_rows(self, drawn: np.ndarray, step: int) -> np.ndarray:
+        """The rows of the patients that take part in a step.
+
+        Args:
+            drawn: ``(patients,)`` whether each patient takes part.
+            step: the number of the step.
+
+        Returns:
+            Places of samples in the training split. Each patient has at most a batch of them.
+        """
+        patient = self._train.patient
+        if patient is None:
+            return np.flatnonzero(drawn)
+        rows = np.flatnonzero(drawn[patient])
+        numbers = np.array(self._draws.draw("rows", step, rows), np.int64)
+        return at_most(self._runtime.settings.batch_size, rows[np.argsort(numbers, kind="stable")], patient)
+
+    def _drawn(self, indices: list[Tensor], purpose: str) -> Batches:
+        """The batches of these samples. Each sample is transformed with draws of its own."""
+        augment = self._runtime.augment
+        if augment is None:
+            return Batches(self._train, indices)
+        seeds = [self._draws.draw(f"{purpose} augment", step, rows.tolist()) for step, rows in enumerate(indices)]
+        return Batches(self._train, indices, augment, seeds)
+
+    @cached_property
+    def _draws(self) -> SampleDraws:
+        """The draws of single samples in this round."""
+        secret = self._randomness("draws of single samples").random(4).tobytes()
+        return SampleDraws(secret, self._train)
 
     def _backward(
         self, data: Batches, number: int, terms: Sequence[Term], fixed: list[Tensor | None], seen: Sequence[Tensor]
     ) -> None:
         """Puts the noisy mean of clipped gradients into the resident model, then adds the gradient of the terms."""
-        runtime, dp, training = self._runtime, self._dp, self._plan.training
+        runtime = self._runtime
+        training = self._plan.training
         if runtime.should_stop():
             raise AbortedError(f"aborted while {self.participant} was training")
-        gradient = runtime.resident.gradient
-        noise = self._noise("training").standard_normal(len(gradient))
-        total = torch.from_numpy(noise.astype(np.float32)).to(gradient.device)
-        total.mul_(training.noise_multiplier * dp.max_grad_norm)
-        batch, beside = data[number], fixed[0]
-        for rows in pieces(batch, runtime.settings.batch_size):
+        total = self._sum_clipped_gradients(data, number, fixed[0])
+        deviation = training.noise_multiplier * self._dp.max_grad_norm
+        noisy = add_noise(total.cpu().numpy(), deviation, self._noise("training"))
+        # The expected size of a batch: the size that was drawn depends on each sample.
+        mean = noisy / (training.sample_rate * self.samples)
+        runtime.resident.gradient.copy_(torch.from_numpy(mean.astype(np.float32)))
+        if terms:
+            sum(term(Step(runtime.shared_parameters)) for term in terms).backward()  # type: ignore[union-attr]
+
+    def _sum_clipped_gradients(self, data: Batches, number: int, beside: Tensor | None) -> Tensor:
+        """The sum of the clipped gradients of a batch's patients.
+
+        Args:
+            data: the batches of the round.
+            number: which of them.
+            beside: ``(n, outputs)`` of a frozen model, which are added to the trained one's; None for none.
+
+        Returns:
+            ``(layout.parameter_size,)`` float64.
+        """
+        runtime = self._runtime
+        batch = data[number]
+        total = torch.zeros(len(runtime.resident.gradient), dtype=torch.float64, device=runtime.device)
+        for rows in self._split_batch(batch):
 
             def loss_of(rows: Tensor = rows) -> Tensor:
                 outputs = runtime.resident.module(batch.x[rows]).float()
-                outputs = outputs if beside is None else outputs + beside[rows]
+                if beside is not None:
+                    outputs = outputs + beside[rows]
                 return runtime.task.loss(outputs, batch.y[rows], None, runtime.settings.label_smoothing)
 
-            with runtime.resident.keeping_statistics():  # a network may write sums of samples into its buffers
-                patient = None if batch.patient is None else batch.patient[rows.numpy()]
-                runtime.sample_gradients.add(loss_of, dp.max_grad_norm, total, patient)
-        # The expected size of a batch: the size that was drawn depends on each sample.
-        gradient.copy_(total.div_(training.sample_rate * self.samples))
-        if terms:
-            sum(term(Step(runtime.shared_parameters)) for term in terms).backward()  # type: ignore[union-attr]
+            patient = None if batch.patient is None else batch.patient[rows.numpy()]
+            # A network may write sums of samples into its buffers.
+            with runtime.resident.keeping_statistics(), self._own_draws(data.places(number)[rows], number):
+                runtime.sample_gradients.add(loss_of, self._dp.max_grad_norm, total, patient)
+        return total
+
+    def _split_batch(self, batch: Split) -> Iterator[Tensor]:
+        """The rows of a batch in the pieces whose gradients are computed at once.
+
+        A network with dropout draws one tensor for all samples of a piece, so that a piece is one patient's.
+        """
+        size = 1 if self._network_draws else self._runtime.settings.batch_size
+        return pieces(batch, size)
+
+    @cached_property
+    def _network_draws(self) -> bool:
+        """Whether the network draws random numbers in training, as dropout does."""
+        resident = self._runtime.resident
+        with torch.no_grad(), torch.random.fork_rng(), resident.keeping_statistics():
+            before = _read_generators(self._runtime.device)
+            resident.module(self._train.x[:1])
+            return _read_generators(self._runtime.device) != before
+
+    @contextmanager
+    def _own_draws(self, rows: Tensor, step: int) -> Iterator[None]:
+        """Inside it, a network that draws does so by the numbers of these samples, which are one patient's."""
+        if not self._network_draws:
+            before = _read_generators(self._runtime.device)
+            yield
+            changed = _read_generators(self._runtime.device) != before
+            reason = "dp: the network draws random numbers in some batches and not in others"
+            require(not changed, f"training: {reason}; take a network that always draws, or never")
+            return
+        (seed,) = self._draws.draw("network", step, rows[:1].tolist())
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            yield
 
     def choice(self, models: Sequence[Params], samples: int | None = None, race: bool = False) -> int:
         """The index of a model with a small loss, by the exponential mechanism: that of the least noisy sum of losses.
@@ -158,8 +241,8 @@ class DPLearner(Learner):
         """Mean losses of all models, ``(K,)`` float64: noisy sums of clipped ones over the noisy count."""
         spend = self._account.enter(self._plan.answer, "losses")
         sensitivity = self._dp.max_loss * len(models) ** 0.5
-        noise = self._noise("losses").standard_normal(len(models)) * spend.noise_multiplier * sensitivity
-        return np.clip((self._loss_sums(models) + noise) / self.samples, 0, self._dp.max_loss)
+        noisy = add_noise(self._loss_sums(models), spend.noise_multiplier * sensitivity, self._noise("losses"))
+        return np.clip(noisy / self.samples, 0, self._dp.max_loss)
 
     @torch.no_grad()
     def _loss_sums(self, models: Sequence[Params]) -> np.ndarray:
@@ -180,8 +263,8 @@ class DPLearner(Learner):
         for name in names:
             values = np.nan_to_num([task.measure(name, *sample) or 0.0 for sample in single], nan=most)
             sums.append(test.by_patient(np.clip(values / (most if name == "loss" else 1.0), 0, 1)).sum())
-        noise = self._noise("metrics").standard_normal(len(names)) * spend.noise_multiplier * len(names) ** 0.5
-        shares = np.clip((np.array(sums) + noise) / samples, 0, 1).tolist()
+        deviation = spend.noise_multiplier * len(names) ** 0.5
+        shares = np.clip(add_noise(np.array(sums), deviation, self._noise("metrics")) / samples, 0, 1).tolist()
         return {name: share * (most if name == "loss" else 1.0) for name, share in zip(names, shares)}
 
     def _noise(self, what: str) -> Randomness:
@@ -199,6 +282,14 @@ class DPLearner(Learner):
         """None, as are histograms of scores and counts of classes: these have no mechanism."""
 
     score_counts = class_counts = resampled
+
+
+def _read_generators(device: str) -> list[bytes]:
+    """The states of torch's generators that a network on this device draws from."""
+    states = [torch.get_rng_state()]
+    if torch.device(device).type == "cuda":
+        states.append(torch.cuda.get_rng_state(torch.device(device)))
+    return [state.numpy().tobytes() for state in states]
 
 
 def at_most(count: int, rows: np.ndarray, patient: np.ndarray) -> np.ndarray:

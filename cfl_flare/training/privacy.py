@@ -213,6 +213,29 @@ class SystemRandomness:
         return np.asarray(ndtri(self.random(4 * size)).reshape(4, size).sum(axis=0) / 2)
 
 
+# Noisy sums are rounded to a multiple of the noise's deviation by this factor.
+GRID = 2.0**-20
+
+
+def add_noise(values: np.ndarray, deviation: float, randomness: Randomness) -> np.ndarray:
+    """Add Gaussian noise to sums, and round the results to a grid.
+
+    A floating-point number has few neighbours. Without the grid, the last bits of a noisy sum would exclude some of the
+    sums that it may have been (Mironov 2012). Each multiple of the grid is possible for every sum.
+
+    Args:
+        values: ``(n,)`` float64 sums.
+        deviation: the standard deviation of the noise, above 0.
+        randomness: what the noise is drawn from.
+
+    Returns:
+        ``(n,)`` float64 multiples of the largest power of two that is at most ``deviation`` times `GRID`.
+    """
+    grid = 2.0 ** np.floor(np.log2(deviation * GRID))
+    noisy = values + deviation * randomness.standard_normal(len(values))
+    return np.asarray(np.rint(noisy / grid) * grid)
+
+
 class Books:
     """Where a site writes down what its participants spend, before the noise is drawn.
 

@@ -137,11 +137,17 @@ class Split:
 class Batches:
     """Batches of a training split, each of them transformed if there are transforms.
 
-    A transformed batch is made when it is asked for, and equal each time, as it has a seed. All are kept at once only
-    where `samples`, which other models need beforehand, has made them.
+    A transformed batch is made when it is asked for. It is equal each time, because the batch or each sample has
+    a seed. All are kept at once only where `samples`, which other models need beforehand, has made them.
     """
 
-    def __init__(self, data: Split, indices: list[Tensor], augment: Augment | None = None, seeds: Sequence[int] = ()):
+    def __init__(
+        self,
+        data: Split,
+        indices: list[Tensor],
+        augment: Augment | None = None,
+        seeds: Sequence[int | Sequence[int]] = (),
+    ):
         self._data, self._indices, self._augment, self._seeds = data, indices, augment, seeds
         self._made: list[Split] = []
 
@@ -155,6 +161,10 @@ class Batches:
         if self._augment is None:
             return batch
         return Split(*self._augment(batch.x, batch.y, self._seeds[number]), batch.patient)
+
+    def places(self, number: int) -> Tensor:
+        """The places of a batch's samples in the split."""
+        return self._indices[number]
 
     @property
     def sizes(self) -> list[int]:

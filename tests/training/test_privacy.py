@@ -25,6 +25,7 @@ from cfl_flare.methods import CFLGP, IFCA, CLoVE, Ditto, FedAvg, Local, Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.training.dp_learner import DPLearner, at_most, pieces
 from cfl_flare.training.privacy import (
+    GRID,
     ORDERS,
     TEST,
     TRAIN,
@@ -107,6 +108,11 @@ def site_of(
     return site, data
 
 
+def approx_on_grid(expected: Any, deviation: float = 5.0) -> Any:
+    """A noisy sum is rounded to a grid of at most `GRID` deviations, and nothing multiplies it by more than 1 here."""
+    return pytest.approx(expected, abs=deviation * GRID)
+
+
 def learner_of(site: Site, randomness: Still, round_number: int = 0) -> DPLearner:
     learner = site.learner("p", {}, round_number)
     assert isinstance(learner, DPLearner)
@@ -152,12 +158,12 @@ PATIENTS = (7, 3, 7, 7, 12, 12, 5)
 def test_a_patients_mean_gradient_is_clipped():
     """At w = 0 the samples' gradients are 0.5, -1, -0.25 and -4; the mean of patient 7 is -1.25, scaled to -1."""
     site, _ = site_of(patients=PATIENTS, batch_size=3, books=Entered({TRAIN: 4, TEST: 2}))
-    assert learner_of(site, Still([0.1, 0.1])).train(line(site, 0.0)).vector == pytest.approx([-0.1 * (-1 - 1) / 3])
+    assert learner_of(site, Still([0.1, 0.1])).train(line(site, 0.0)).vector == approx_on_grid([-0.1 * (-1 - 1) / 3])
     alone = learner_of(site, Still([0.9, 0.1]))  # numbers are drawn for the patients in order: 3, then 7
-    assert alone.train(line(site, 0.0)).vector == pytest.approx([-0.1 * -1 / 3])
+    assert alone.train(line(site, 0.0)).vector == approx_on_grid([-0.1 * -1 / 3])
     wide, _ = site_of(patients=PATIENTS, batch_size=3, books=Entered({TRAIN: 4, TEST: 2}), dp={"max_grad_norm": 9.0})
     trained = learner_of(wide, Still([0.1, 0.1])).train(line(wide, 0.0))
-    assert trained.vector == pytest.approx([-0.1 * (-1 - 1.25) / 3])
+    assert trained.vector == approx_on_grid([-0.1 * (-1 - 1.25) / 3])
 
 
 def test_a_patient_with_more_samples_than_a_batch_takes_part_with_as_many():
@@ -173,7 +179,7 @@ def test_losses_and_measures_count_each_patient_once():
     site, _ = site_of(CLoVE(k=1), patients=PATIENTS, books=Entered({TRAIN: 4, TEST: 2}))
     learner, log = learner_of(site, Still()), lambda z: -math.log(sigmoid(z))
     of_7 = (log(-1.0) + log(0.5) + log(8.0)) / 3
-    assert learner.losses([line(site, 1.0)]) == pytest.approx([(of_7 + log(2.0)) / 4], rel=1e-5)
+    assert learner.losses([line(site, 1.0)]) == approx_on_grid([(of_7 + log(2.0)) / 4], deviation=20.0)
     measured = learner.measured(learner.tested(line(site, 1.0)))
     loss = ((log(1.0) + log(-1.0)) / 2 + log(-3.0)) / 2
     assert measured == pytest.approx({"accuracy": (1 / 2 + 0) / 2, "loss": loss}, rel=1e-5)

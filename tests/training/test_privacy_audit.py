@@ -305,7 +305,7 @@ def numerical(model: Params, x: torch.Tensor, y: torch.Tensor, step: float = 2**
 def test_a_step_is_the_mean_of_clipped_gradients_of_single_samples() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(7, 2, 3, 3)).astype(np.float32), np.array([0, 1, 2, 2, 0, 1, 2])
-    learner = learner_of(Small, Split.of(x, y), gaussian(0.0), clip=3.5)
+    learner = learner_of(Small, Split.of(x, y), gaussian(1e-12), clip=3.5)
     start = learner.initial(0)
     gradients = [numerical(start, *sample) for sample in zip(torch.from_numpy(x), torch.from_numpy(y))]
     norms = [float(np.linalg.norm(g)) for g in gradients]
@@ -333,7 +333,7 @@ def test_without_clipping_a_step_of_a_built_in_network_is_that_of_torch(name: st
 
     rng = np.random.default_rng(1)
     split = Split.of(rng.normal(size=(5, 3, 16, 16)).astype(np.float32), np.array([0, 1, 2, 3, 0]))
-    learner, module = learner_of(make, split, gaussian(0.0), clip=1e6), make()
+    learner, module = learner_of(make, split, gaussian(1e-12), clip=1e6), make()
     start = learner.initial(0)
     module.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in start.arrays().items()})
     nn.functional.cross_entropy(module(split.x), split.y).backward()
