@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from torch.nn import Module
 from cfl_flare.cli.specs import is_writable, model_spec, nearest_folder
 from cfl_flare.core.config import build, one_line
 from cfl_flare.core.errors import CFLError
+from cfl_flare.core.files import find_open_folders
 from cfl_flare.core.params import Layout
 from cfl_flare.core.text import plain
 from cfl_flare.data import DataConfig, DataSource, SiteData
@@ -269,6 +271,10 @@ def state(root: Path, kit: Path | None) -> Iterator[Finding]:
     elif in_container() and not mounted:
         lost = f"{root} is lost with this container"
         yield Finding("state root", lost, "mount a folder, and set CFL_STATE_ROOT to it")
+    too_open = find_open_folders(root)
+    if too_open:
+        reason = f"other users of this machine can enter {len(too_open)} folders below it, such as {too_open[0]}"
+        yield Finding("state root", reason, f"run: chmod -R go-rwx {shlex.quote(str(root))}/*")
     if kit is not None and root.resolve().is_relative_to(kit.resolve()):
         inside = f"{root} is inside the kit, which is FLARE's"
         yield Finding("state root", inside, "set CFL_STATE_ROOT to a folder beside it")

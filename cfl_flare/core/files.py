@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -73,9 +74,73 @@ def make_folder(path: Path, private: bool = False) -> None:
         path.mkdir(exist_ok=True)
 
 
+# The folders named by `keep_private`.
+_private_roots: set[Path] = set()
+
+
+def keep_private(root: Path) -> None:
+    """From now on, this process makes all folders and files below a folder readable for their owner alone.
+
+    Args:
+        root: a folder, which need not exist. Its own permissions stay as they are.
+    """
+    _private_roots.add(root.resolve())
+
+
 def is_private(folder: Path) -> bool:
-    """Whether its owner alone may enter a folder. A new file in it is its owner's alone, too."""
-    return not stat.S_IMODE(folder.stat().st_mode) & 0o077
+    """Whether a new file in a folder must be readable for its owner alone.
+
+    It must be if the folder can be entered by its owner alone, or lies in a folder that `keep_private` named.
+    """
+    if not stat.S_IMODE(folder.stat().st_mode) & 0o077:
+        return True
+    place = folder.resolve()
+    return not _private_roots.isdisjoint((place, *place.parents))
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file's content. The copy has the permissions of a new file in its folder."""
+    with open(source, "rb") as content, open(target, "wb", opener=private_file) as copy:
+        shutil.copyfileobj(content, copy)
+
+
+def copy_folder(source: Path, target: Path, as_links: bool = False) -> None:
+    """Copy a folder with all that is in it.
+
+    Args:
+        source: the folder.
+        target: its copy, which is made if it does not exist.
+        as_links: make hard links if the file system has them. In a private folder, they make their file private.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    make_folder(target)
+    for entry in sorted(source.iterdir()):
+        place = target / entry.name
+        if entry.is_dir():
+            copy_folder(entry, place, as_links)
+        elif not (as_links and _link_file(entry, place)):
+            copy_file(entry, place)
+
+
+def _link_file(source: Path, target: Path) -> bool:
+    """Whether a hard link could be made."""
+    try:
+        os.link(source, target)
+    except OSError:
+        return False
+    if is_private(target.parent):
+        target.chmod(0o600)
+    return True
+
+
+def find_open_folders(root: Path) -> list[Path]:
+    """The folders below a folder that others than their owner may enter or list."""
+    if not root.is_dir():
+        return []
+    folders = [path for path in root.rglob("*") if path.is_dir() and not path.is_symlink()]
+    return sorted(path for path in folders if stat.S_IMODE(path.stat().st_mode) & 0o077)
 
 
 def private_file(path: str | Path, flags: int) -> int:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from nvflare.app_common.abstract.model import ModelLearnable, make_model_learnab
 from nvflare.app_common.app_event_type import AppEventType
 
 from cfl_flare.core.config import check_run_name
+from cfl_flare.core.files import copy_file, copy_folder
 from cfl_flare.core.params import Layout
 from cfl_flare.engine.drive import Checkpoints
 from cfl_flare.engine.server import Server
@@ -66,7 +66,7 @@ class ClusterModelPersistor(LearnablePersistor):
             store.keep_previous()
             store.archive.adopt(source.archive)
             if (source.folder / KEPT).is_file():
-                shutil.copyfile(source.folder / KEPT, store.folder / KEPT)
+                copy_file(source.folder / KEPT, store.folder / KEPT)
         self._best = source.folder / BEST if checkpoint.progress.best is not None else None
         return checkpoint
 
@@ -114,13 +114,6 @@ def link_folder(source: Path, target: Path) -> None:
         return
     try:
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(source, target, copy_function=_link)
+        copy_folder(source, target, as_links=True)
     except OSError as error:  # the run has its last models all the same
         logger.error("the models of the best round are not kept in %s: %s", target, error)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

@@ -25,6 +25,7 @@ from nvflare.app_common.utils.file_utils import resolve_path_under_root
 from cfl_flare.core import PACKAGE, __version__
 from cfl_flare.core.config import check_run_name, from_dict, require, unmarked
 from cfl_flare.core.errors import ConfigError, FloorError, SettingsError, SoftwareError
+from cfl_flare.core.files import keep_private
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.data.files import reading_within
 from cfl_flare.data.sources import PATIENT
@@ -113,7 +114,16 @@ def check_attacks(training: TrainSettings, fewest_tests: int, fl_ctx: FLContext)
 
 
 def state_root(fl_ctx: FLContext) -> Path:
-    """The operator's ``$CFL_STATE_ROOT``, else ``cfl_state`` next to the site's kit or the simulator's workspace."""
+    """The operator's ``$CFL_STATE_ROOT``, else ``cfl_state`` next to the site's kit or the simulator's workspace.
+
+    Whatever this process makes below it is readable for its owner alone.
+    """
+    root = _find_state_root(fl_ctx)
+    keep_private(root)
+    return root
+
+
+def _find_state_root(fl_ctx: FLContext) -> Path:
     chosen = os.environ.get(STATE_ROOT)
     if chosen:
         return Path(chosen).expanduser()

@@ -186,7 +186,7 @@ def set_aside(folder: Path, paths: Sequence[Path]) -> None:
     previous = folder / PREVIOUS
     with writing(previous):
         shutil.rmtree(previous, ignore_errors=True)
-        previous.mkdir()
+        make_folder(previous)
         for path in paths:
             path.rename(previous / path.name)
 

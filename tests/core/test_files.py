@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from torch import nn
 
-from cfl_flare.core import text
+from cfl_flare.core import files, text
 from cfl_flare.core.arrays import Archive, LatestModels, load_arrays, save_arrays
 from cfl_flare.core.errors import ConfigError, DataError, FileError, PayloadError
 from cfl_flare.core.files import (
@@ -25,7 +25,9 @@ from cfl_flare.core.files import (
     atomic_write,
     below,
     check_memory,
+    find_open_folders,
     json_lines,
+    keep_private,
     make_folder,
     open_regular,
     parse_json,
@@ -91,6 +93,33 @@ def test_what_is_written_below_a_private_folder_is_private_and_elsewhere_as_the_
         os.umask(before)
     assert modes(tmp_path / "state") == {"0o700", "0o600"}
     assert modes(tmp_path / "results") == {"0o755", "0o644"}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_all_below_a_private_root_is_its_owners(tmp_path, umask):
+    """The operator made the root, for everybody to enter. Whoever makes the first folder in it does not matter."""
+    tmp_path.chmod(0o755)
+    root = tmp_path / "root"
+    root.mkdir()
+    root.chmod(0o755)
+    before = os.umask(umask)
+    try:
+        keep_private(root)
+        make_folder(root / "ward" / "hospital-6")
+        append(root / "ward" / "hospital-6" / "history.jsonl", "{}\n")
+        atomic_write(root / "ward" / "a.json", "{}")
+        make_folder(tmp_path / "elsewhere")
+    finally:
+        os.umask(before)
+        files._private_roots.discard(root.resolve())
+    made = list(root.rglob("*"))
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {0o600}
+    assert root.stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o777 & ~umask
+    assert find_open_folders(root) == []
+    (root / "ward").chmod(0o750)
+    assert find_open_folders(root) == [root / "ward"]
 
 
 def test_a_store_made_by_a_run_is_its_owners_alone(tmp_path):

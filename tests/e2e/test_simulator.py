@@ -245,6 +245,28 @@ def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path, monkeypatch):
     assert_same_models(rest, whole)
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_others_cannot_read_a_sites_state(tmp_path, monkeypatch, umask):
+    """The operator's root is open, and the first that a site writes there is its history."""
+    root = tmp_path / "state"
+    root.mkdir()
+    root.chmod(0o755)
+    monkeypatch.setenv("CFL_STATE_ROOT", str(root))
+    before = os.umask(umask)
+    try:
+        in_simulator(tmp_path / "a", 2, name="half", method=built("ditto"), private="bias", num_rounds=2)
+        in_simulator(
+            tmp_path / "b", 2, name="rest", method=built("ditto"), private="bias", num_rounds=3, resume_from="half"
+        )
+    finally:
+        os.umask(before)
+    made = list(root.rglob("*"))
+    assert any(path.name == "history.jsonl" for path in made)
+    assert any(path.suffix == ".safetensors" for path in made)
+    too_open = [path for path in made if path.stat().st_mode & 0o077]
+    assert too_open == []
+
+
 def test_moments_of_participants_and_of_the_server_survive_a_resumed_run(tmp_path, monkeypatch):
     """Adam's are kept at the sites, Yogi's with the server's state; the end is that of the undisturbed loop."""
     monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))

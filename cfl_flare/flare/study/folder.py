@@ -13,7 +13,7 @@ from typing import Any
 from nvflare.apis.fl_context import FLContext
 
 from cfl_flare.core.config import check_run_name
-from cfl_flare.core.files import make_folder, writing
+from cfl_flare.core.files import copy_file, copy_folder, make_folder, writing
 from cfl_flare.engine.study.journal import attempt_in
 from cfl_flare.flare.policy import store_for
 from cfl_flare.results.store import PREVIOUS, Store, set_aside
@@ -80,6 +80,6 @@ def _copy(source: Path, target: Path, *without: str) -> None:
                 continue
             if entry.is_dir():
                 shutil.rmtree(target / entry.name, ignore_errors=True)  # an earlier rung's
-                shutil.copytree(entry, target / entry.name)
+                copy_folder(entry, target / entry.name)
             else:
-                shutil.copy2(entry, target / entry.name)
+                copy_file(entry, target / entry.name)
