@@ -185,7 +185,7 @@ def test_a_stopped_cell_goes_on_and_its_cost_is_that_of_all_attempts(
     assert facts["torch"] == torch.__version__
     assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 12
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        *("assignments.jsonl", "cell.json", "clusters", "lineage.jsonl", "lock", "rounds.jsonl", "started.json"),
+        *("assignments.jsonl", "cell.json", "clusters", "lock", "rounds.jsonl", "started.json"),
         *("state", "summary.json"),
     ]
     tables.run_cell(tmp_path, SMALL, "fedavg", "dirichlet", 0, {})

@@ -27,10 +27,6 @@ COMMANDS = {
     "show": ("show", "print a run's table again, and draw its figures"),
     "watch": ("show", "show a run while it runs, from the files that it writes"),
     "report": ("show", "write the report of a study or a run, or a comparison of runs, as one HTML file"),
-    "dossier": (
-        "dossier",
-        "write the file on each model that leaves a run, or check that nothing of a run was changed",
-    ),
     "site": ("site", "for the operator of a site: prepare its kit, check its data"),
     "columns": ("site", "put together what all sites' tables have, for a job"),
     "predict": ("predict", "predict with a run's model, at a site or at the server"),

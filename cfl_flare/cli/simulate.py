@@ -34,7 +34,6 @@ from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.site import Site
 from cfl_flare.report import write
-from cfl_flare.results.lineage import seal
 from cfl_flare.results.metrics import Metric, RoundMetrics, leading
 from cfl_flare.results.run_dir import ROUNDS, SERVED, SUMMARY, Run, load_run, read_lines
 from cfl_flare.results.served import save_preparations
@@ -151,7 +150,6 @@ def through_flare(plans: Mapping[str, RunPlan], simulation: Simulation, out: Pat
             make_folder(out / name / SERVED, private=True)
             for served in state.glob(f"*/{f'{name}/' if several else ''}{SERVED}/*.safetensors"):
                 shutil.move(served, out / name / SERVED / served.name)
-            seal(out / name)
         if not several:
             shutil.move(results / "metrics", out / next(iter(plans)) / "metrics")
 

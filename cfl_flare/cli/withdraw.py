@@ -22,7 +22,6 @@ from cfl_flare.core.config import require
 from cfl_flare.core.files import atomic_write, read_json
 from cfl_flare.core.text import shown
 from cfl_flare.results import schema
-from cfl_flare.results.lineage import seal
 from cfl_flare.results.remarks import listed
 from cfl_flare.results.run_dir import MODELS, Run, load_run, the_run
 from cfl_flare.results.withdrawal import WITHDRAWAL, Withdrawal, at_real_sites, leaving, withdrawal
@@ -125,7 +124,6 @@ def run_without(run: Run, report: Withdrawal, out: Path) -> Path:
     new = the_run(out)
     for slot in report.untouched:
         shutil.copyfile(run.folder / MODELS / f"{slot}.safetensors", new / MODELS / f"{slot}.safetensors")
-    seal(new)
     return new
 
 

@@ -22,7 +22,6 @@ from cfl_flare.engine.drive import Checkpoints, InProcess, drive
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.observers import Membership, Observer, Running, observers_of
-from cfl_flare.engine.observers.judging import Lineage
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
@@ -88,7 +87,8 @@ def run_loop(
         recorder.begin(plan.method.label, settings.num_rounds, settings.early_stopping.named)
     scored = Scored.of(site.score_shape, runtime.task.link, settings.floor.sites, real=False)
     observers = [*observers_of(scored=scored, bootstrap=training.bootstrap), Membership(training.membership)]
-    observers += [Lineage(checkpoints.store), *([] if on_round is None else [Watcher(on_round)])]
+    if on_round is not None:
+        observers.append(Watcher(on_round))
     equipment = Equipment(
         recorder,
         start.progress,

@@ -17,7 +17,6 @@ from cfl_flare.core.errors import AbortedError, CFLError, DifferenceError
 from cfl_flare.core.settings import from_attributes, keep, shows
 from cfl_flare.engine.drive import Transport, drive
 from cfl_flare.engine.min_cluster_size import MEANS_FOLDER, Means
-from cfl_flare.engine.observers.judging import Lineage
 from cfl_flare.engine.observers.membership import Membership
 from cfl_flare.engine.plan import FLOAT_BYTES, AssignSettings, ControllerSettings
 from cfl_flare.engine.server import Equipment, Server
@@ -34,7 +33,6 @@ from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.policy import SOFTWARE, check_known, check_software, data_config, state_root, unused_copy
 from cfl_flare.flare.schema import decode_check_in
-from cfl_flare.flare.signature import signer_of
 from cfl_flare.flare.tracking import JobEvents, bounds, track
 from cfl_flare.methods import Participant
 from cfl_flare.results.job_record import READY, SILENT
@@ -159,7 +157,6 @@ class ClusteredController(PerSiteController):
             observers=[
                 JobEvents(self, aggregator, start.announces, self._controller_settings.memory_gc_rounds),
                 Membership(self._training.membership, Policy.of(self.fl_ctx).max_tpr_at_1pct_fpr),
-                Lineage(store, signer_of(self.fl_ctx)),
             ],
         )
         server = aggregator.begin(start, schedule, self._training, equipment, self.fl_ctx)

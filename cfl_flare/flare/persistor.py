@@ -18,12 +18,11 @@ from nvflare.app_common.abstract.model import ModelLearnable, make_model_learnab
 from nvflare.app_common.app_event_type import AppEventType
 
 from cfl_flare.core.config import check_run_name
-from cfl_flare.core.files import copy_file, copy_folder
+from cfl_flare.core.files import copy_folder
 from cfl_flare.core.params import Layout
 from cfl_flare.engine.drive import Checkpoints
 from cfl_flare.engine.server import Server
 from cfl_flare.flare.policy import store_for
-from cfl_flare.results.lineage import KEPT
 from cfl_flare.results.run_dir import BEST
 from cfl_flare.results.store import Checkpoint
 
@@ -65,8 +64,6 @@ class ClusterModelPersistor(LearnablePersistor):
         if source is not store:
             store.keep_previous()
             store.archive.adopt(source.archive)
-            if (source.folder / KEPT).is_file():
-                copy_file(source.folder / KEPT, store.folder / KEPT)
         self._best = source.folder / BEST if checkpoint.progress.best is not None else None
         return checkpoint
 

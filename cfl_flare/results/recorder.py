@@ -168,11 +168,6 @@ class Recorder:
                 intervals[key] = ends
         return intervals
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The run's settings but for its method, as the summary has them."""
-        return {**self._run, "model": self._model}
-
     def close(
         self,
         state: ServerState,
@@ -191,7 +186,8 @@ class Recorder:
             "method": describe_method(method),
             "label": method.label,
             "clusters": method.clusters_in(state),
-            **self.settings,
+            **self._run,
+            "model": self._model,
             "rounds": state.round,
             "final": {} if last is None else last.scalars(),
             "final_round": None if last is None else last.record["round"],

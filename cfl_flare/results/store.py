@@ -126,11 +126,6 @@ class Store:
     def _path(self, number: int) -> Path:
         return self.folder / f"round-{number:06d}.safetensors"
 
-    def files(self, number: int) -> list[Path]:
-        """The files of the version after this number of rounds; none if there is none."""
-        path = self._path(number)
-        return [path, path.with_suffix(".json")] if number in self.versions() else []
-
     def versions(self) -> list[int]:
         """Rounds of the complete versions, oldest first."""
         numbers = (path.stem.removeprefix("round-") for path in self.folder.glob("round-[0-9]*.json"))

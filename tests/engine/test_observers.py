@@ -556,7 +556,7 @@ def test_what_may_leave(membership, training, reason):
     assert why is None if reason is None else re.search(reason, why), why
 
 
-def test_onboard_dossier_convert_and_a_job_from_the_model_stop_at_the_gate(tmp_path, capsys, monkeypatch):
+def test_onboard_convert_and_a_job_stop_at_the_gate(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_loop(
         method=FedAvg(),
@@ -574,7 +574,6 @@ def test_onboard_dossier_convert_and_a_job_from_the_model_stop_at_the_gate(tmp_p
     network = "mlp:input_shape=[1,8,8],num_classes=10"
     commands = [
         ["onboard", "run", "--data", "digits"],
-        ["dossier", "run"],
         ["convert", "run", "--slot", "global", "--out", "onnx"],
         ["export", "--method", "fedavg", "--model", network, "--initial-ckpt", "run/clusters/global.safetensors"],
         ["convert", "run/best/clusters/global.safetensors", "--out", "onnx"],
@@ -588,4 +587,4 @@ def test_onboard_dossier_convert_and_a_job_from_the_model_stop_at_the_gate(tmp_p
     assert main(["show", "run"]) == 0
     assert "global stays with its members: the attack" in " ".join(capsys.readouterr().out.split())
     path.write_text(json.dumps({**summary, "membership": rates(10)}))
-    assert main(commands[1]) == 0 and (tmp_path / "run" / "dossier" / "global" / "global.safetensors").is_file()
+    assert main(commands[0]) == 0

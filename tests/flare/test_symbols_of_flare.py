@@ -66,7 +66,6 @@ WHY = {
     "nvflare.job_config.base_fed_job": "how a recipe writes a job",
     "nvflare.job_config.defs": "filters of a recipe",
     "nvflare.job_config.script_runner": "training scripts in a recipe",
-    "nvflare.lighter": "signatures of FLARE's certificates",
     "nvflare.private.admin_defs": "a job is started at a site that comes late or back; there is no public way",
     "nvflare.private.defs": "the same, and which tasks are FLARE's own",
     "nvflare.private.fed.utils.fed_utils": "the same, and whether a site's policy allows a class",

@@ -122,7 +122,7 @@ def test_a_run_ends_that_cannot_write_its_results(tmp_path: Path) -> None:
     path = tmp_path / "disk" / "run" / "best.tmp" / "clusters" / "global.safetensors"
     assert ended == f"ended: cannot write {path}: No space left on device; free space on its disk, or use another one"
     assert (rounds, versions) == ("rounds: None", "versions: [1]")  # from which it can be resumed
-    assert left == "left: ['run/assignments.jsonl', 'run/lineage.jsonl', 'run/rounds.jsonl', 'run/started.json']"
+    assert left == "left: ['run/assignments.jsonl', 'run/rounds.jsonl', 'run/started.json']"
 
 
 SPOOL = """
