@@ -27,6 +27,7 @@ COMMANDS = {
     "show": ("show", "print a run's table again, and draw its figures"),
     "watch": ("show", "show a run while it runs, from the files that it writes"),
     "report": ("show", "write the report of a study or a run, or a comparison of runs, as one HTML file"),
+    "card": ("card", "write a model card for each model of a run"),
     "site": ("site", "for the operator of a site: prepare its kit, check its data"),
     "columns": ("site", "put together what all sites' tables have, for a job"),
     "predict": ("predict", "predict with a run's model, at a site or at the server"),

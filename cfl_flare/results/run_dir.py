@@ -34,6 +34,7 @@ from cfl_flare.results.remarks import CAPPED, HELD, IMPROVING, MOVED, POSSIBLE, 
 ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
 STARTED = "started.json"
 FEATURES, STATE, NEWCOMERS, BEST, CROSS_SITE = "features", "state", "newcomers.json", "best", "cross_site.csv"
+TO_NAME = "name the folder of a run that has ended"
 # The columns of CROSS_SITE that are not metrics.
 CROSS_SITE_KEYS = ("participant", "site", "group", "cluster", "model")
 # In a site's folder of the run, below its state root.
@@ -247,7 +248,7 @@ def load_run(folder: str | Path) -> Run:
     """
     folder = Path(folder)
     if not (folder / SUMMARY).is_file():
-        raise ConfigError(f"{folder} holds no finished run: there is no {SUMMARY}")
+        raise ConfigError(f"{folder} holds no finished run: there is no {SUMMARY}; {TO_NAME}")
     path = folder / NEWCOMERS
     try:
         summary = schema.checked(read_json(folder / SUMMARY), str(folder / SUMMARY), SUMMARY_FIELDS, SUMMARY_OPTIONAL)
@@ -270,7 +271,7 @@ def find_runs(folder: str | Path) -> list[Run]:
     """
     folders = sorted(path.parent for path in below(Path(folder)) if path.name == SUMMARY)
     if not folders:
-        raise ConfigError(f"{folder} holds no finished run: no {SUMMARY} in it or below it")
+        raise ConfigError(f"{folder} holds no finished run: no {SUMMARY} in it or below it; {TO_NAME}")
     return [load_run(path) for path in folders]
 
 
