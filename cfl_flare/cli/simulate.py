@@ -25,7 +25,7 @@ from cfl_flare.cli.options import say
 from cfl_flare.clustering.gap import NUMBER, in_words
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import RunFailedError
-from cfl_flare.core.files import file_sha256, make_folder
+from cfl_flare.core.files import make_folder
 from cfl_flare.core.settings import changed, check_settings, setting
 from cfl_flare.data.summary import DataSummary, clipped_line
 from cfl_flare.engine.loop import class_facts, run_loop
@@ -37,7 +37,6 @@ from cfl_flare.report import write
 from cfl_flare.results.metrics import Metric, RoundMetrics, leading
 from cfl_flare.results.run_dir import ROUNDS, SERVED, SUMMARY, Run, load_run, read_lines
 from cfl_flare.results.served import save_preparations
-from cfl_flare.results.withdrawal import STARTED_FROM
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,6 @@ def simulate(
     judging = plan.server.judged(task, site.runtime.division.layout).early_stopping.named
     metric = leading(judging, [*task.ranges(plan.training.measures)])
     facts = class_facts(plan.reader, task, hosted)
-    if plan.job.initial_ckpt is not None:
-        facts[STARTED_FROM] = file_sha256(Path(plan.job.initial_ckpt))
     plans = {name: replace(method_plan, facts=facts) for name, method_plan in plans.items()}
     run_all = partial(in_process, plans, out) if simulation.loop else through_flare(plans, simulation, out)
     make_folder(out)

@@ -77,7 +77,7 @@ class Local(Method):
     @property
     def traits(self) -> Traits:
         refusal = "need a common model, and there is none; leave them out"
-        return Traits(given_groups=True, starts_on_site=True, serves_one=True, no_penalties=refusal, queries=Queries())
+        return Traits(starts_on_site=True, serves_one=True, no_penalties=refusal, queries=Queries())
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
         return ServerState(bank={})

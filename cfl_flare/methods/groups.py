@@ -66,11 +66,10 @@ class Groups(Method):
 
     @property
     def traits(self) -> Traits:
-        """Without a warm-up, no participant changes anything for another group."""
-        given, rule = self.warmup == 0, "the group of its label; without one, the common model"
+        rule = "the group of its label; without one, the common model"
+        # A mapping names the participants. Without one, they name their groups at check-in.
         named = () if isinstance(self.groups, Mapping) else tuple(self.labels)
-        of_method = replace(PLAIN, clusters=len(self.labels), joins_by=rule, averages_only=True)
-        return replace(of_method, given_groups=given, named_groups=named)
+        return replace(PLAIN, clusters=len(self.labels), joins_by=rule, averages_only=True, named_groups=named)
 
     def cluster_of(self, state: ServerState, participant: str) -> int | None:
         """By the run's label of it, else by the one that it named."""

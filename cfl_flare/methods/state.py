@@ -292,8 +292,6 @@ class Traits:
         assigns_on_site: each participant chooses its cluster itself.
         averages_only: the M-step takes weighted means of the models alone, each where it was trained. So sites can add
             up their own, and a server's optimizer can step towards the means.
-        given_groups: who is in which cluster was given before the run, and clusters share nothing: one participant
-            changes no other cluster.
         named_groups: the labels of groups, of which each participant may name one at check-in.
         mergeable: the M-step takes any assignment of the round's participants, so that small clusters can be filled up.
         shares_centres: K is fixed, a participant may be sent all centres, and the common model is their mean: what
@@ -320,7 +318,6 @@ class Traits:
     compares_models: bool = False
     assigns_on_site: bool = False
     averages_only: bool = False
-    given_groups: bool = False
     named_groups: tuple[str, ...] = ()
     mergeable: bool = False
     shares_centres: bool = False

@@ -39,10 +39,13 @@ from cfl_flare.data.splits import draw_indicator, read_indicator
 from cfl_flare.data.summary import participant_names
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
+from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.methods import WeCFL
+from cfl_flare.methods import Local, WeCFL
 from cfl_flare.report.figures import draw_partition
 from cfl_flare.report.table import partition_table
+from cfl_flare.training.settings import TrainSettings
+from tests.loop import run_loop
 
 # What sites host, and the report of who got what
 
@@ -176,6 +179,47 @@ def test_a_share_is_rounded_and_the_seed_alone_decides(participants: int, share:
     assert replace(config, unseen=len(held)).names == config.names
     more = replace(config, unseen=len(held) + 1) if len(config.names) > 1 else config
     assert set(more.names) <= set(config.names)
+
+
+def test_participants_left_out_change_no_other_s_samples() -> None:
+    plain = DataConfig(12, PERMUTED, seed=3, indicator_samples=2)
+    config = replace(plain, without=("p01", "p10"))
+    everyone = {d.name: d for d in plain.host(Digits(), "local", 0, 1)}
+    hosted = config.host(Digits(), "local", 0, 1)
+    assert [d.name for d in hosted] == config.names == [n for n in participant_names(12) if n not in ("p01", "p10")]
+    for one in hosted:
+        for part in ("train", "test"):
+            np.testing.assert_array_equal(getattr(one, part).x, getattr(everyone[one.name], part).x)
+            np.testing.assert_array_equal(getattr(one, part).y, getattr(everyone[one.name], part).y)
+
+
+def test_participants_left_out_change_no_other_s_model(tmp_path: Path) -> None:
+    """Local training shares no numbers, so each model has the bits that it has in a run with all participants."""
+    plain = DataConfig(4, PERMUTED, seed=3)
+    models = []
+    for config in (plain, replace(plain, without=("p2",))):
+        folder = tmp_path / str(len(models))
+        training = TrainSettings(lr=0.1, local_steps=2)
+        given = {"model": MODEL, "source": Digits(), "data": config, "settings": ServerSettings(2)}
+        run_loop(method=Local(), training=training, folder=folder, **given)
+        models.append({path.stem: path.read_bytes() for path in sorted((folder / "served").glob("*.safetensors"))})
+    assert models[1] == {name: model for name, model in models[0].items() if name != "p2"} != {}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"participants": 3, "without": ("p3",)},
+            "there is no such participant; the participants are p0, p1, p2$",
+        ),
+        ({"participants": 2, "without": ("p0", "p1")}, "without leaves no participant to train; leave out fewer"),
+        ({"partition": None, "without": ("p0",)}, "participants can be left out in a simulation only"),
+    ],
+)
+def test_participants_that_cannot_be_left_out(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DataConfig(**{"partition": {"partition": "iid"}, **config})
 
 
 def test_nobody_is_held_back_unless_asked_for() -> None:
