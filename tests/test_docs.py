@@ -86,7 +86,6 @@ NOT_RUN = {
     "ward.csv": "the reader's own table",
     "columns.json": "what sites agreed on",
     "mine.": "the reader's own module: `test_the_example_method_does_what_its_text_says`",
-    "watch": "a run that goes on",
     "--job": "jobs of a study: `tests/flare/test_study.py`",
     "--resume-from": "a job of an earlier run",
     "templates": "`tests/cli/test_options.py`",

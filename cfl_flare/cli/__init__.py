@@ -25,7 +25,6 @@ COMMANDS = {
     "partition": ("run", "deal a data set out and report who gets what, without training"),
     "onboard": ("run", "give a participant that was not in training its cluster and its model"),
     "show": ("show", "print a run's table again, and draw its figures"),
-    "watch": ("show", "show a run while it runs, from the files that it writes"),
     "report": ("show", "write the report of a study or a run, or a comparison of runs, as one HTML file"),
     "card": ("card", "write a model card for each model of a run"),
     "site": ("site", "for the operator of a site: prepare its kit, check its data"),

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that only show: ``show``, ``watch`` and ``report`` what runs left, and ``methods`` what there is to run."""
+"""Commands that only show: ``show`` and ``report`` what runs left, and ``methods`` what there is to run."""
 
 from __future__ import annotations
 
@@ -8,36 +8,26 @@ import argparse
 import dataclasses
 import inspect
 import sys
-import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from cfl_flare.cli.options import Parser, say
 from cfl_flare.cli.specs import new_file
-from cfl_flare.core.config import one_line, require
+from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import CFLError, ConfigError, NoPlotsError, RunFailedError
-from cfl_flare.core.text import plain
 from cfl_flare.data import PARTITIONS, SOURCES
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Combination
 from cfl_flare.models import MODELS
 from cfl_flare.report.table import print_whole, results_table
-from cfl_flare.report.watch import BLOCKS, LETTERS, frame, overview
 from cfl_flare.results.gate import gate_lines
 from cfl_flare.results.job_record import unfinished
-from cfl_flare.results.live import LiveSite, Watched, find_live, live
 from cfl_flare.results.run_dir import Run, find_runs
 from cfl_flare.results.study import find_study, load_study
-
-# The overview of a folder has a line for each of at most this number of runs.
-MOST_RUNS = 20
 
 
 def add_show_options(command: Parser) -> None:
@@ -138,88 +128,3 @@ def _default(value: Any) -> str:
     if value in (inspect.Parameter.empty, dataclasses.MISSING):
         return "needed"
     return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
-
-
-def add_watch_options(command: Parser) -> None:
-    where = "folder of a run, finished or not; one with several runs below it; or a site's own folder of a run"
-    command.add_argument("run", help=where)
-    command.add_argument("--once", action="store_true", help="print what there is now, and end")
-    often = "how often the files are read (%(default)s)"
-    command.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help=often)
-
-
-def watch(arguments: argparse.Namespace) -> None:
-    """Shows a folder until Ctrl-C, or until all runs have ended that were there at the start."""
-    every = arguments.every
-    require(0.1 <= every <= 3600, f"--every = {every} should be a number of seconds in 0.1..3600")
-    console, screen = Console(), Screen(Path(arguments.run))
-    screen.refresh()
-    if arguments.once:
-        require(bool(screen.runs), f"{arguments.run} holds no run yet; wait for its first round, or name its folder")
-        console.print(screen.shown(console))
-    elif not console.is_terminal:  # a log: a frame whenever there is something new
-        _follow(screen, every, lambda: console.print(screen.shown(console)), only_new=True)
-    else:
-        with Live(screen.shown(console), console=console, auto_refresh=False, vertical_overflow="crop") as display:
-            _follow(screen, every, lambda: display.update(screen.shown(console), refresh=True))
-
-
-def _follow(screen: Screen, every: float, print_frame: Callable[[], None], only_new: bool = False) -> None:
-    printed: object = None
-    with suppress(KeyboardInterrupt):  # how one leaves it; the last frame stays
-        while True:
-            state = screen.state()
-            if not only_new or state != printed:
-                print_frame()
-            printed = state
-            if screen.ended:
-                return
-            time.sleep(every)
-            screen.refresh()
-
-
-class Screen:
-    """What is shown of a folder: a run's, one with runs below it, or a site's of a run."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.runs: dict[Path, Watched] = {}
-        self._only_these = False
-
-    def refresh(self) -> None:
-        """Looks for runs that are new, and reads what has been written."""
-        first = not self.runs
-        if not self._only_these and (first or self.folder.is_dir()):
-            for folder in find_live(self.folder):
-                self.runs.setdefault(folder, live(folder))
-        for run in self.runs.values():
-            run.refresh()
-        # No runs follow a single run's files, nor runs that have all ended. Others may follow while some still run.
-        self._only_these |= [*self.runs] == [self.folder]
-        self._only_these |= first and bool(self.runs) and all(run.finished for run in self.runs.values())
-
-    def state(self) -> object:
-        """Changes when something new is to be seen."""
-        return [(folder, run.changed, run.finished, run.gone) for folder, run in self.runs.items()]
-
-    @property
-    def ended(self) -> bool:
-        return self._only_these and all(run.finished or run.gone for run in self.runs.values())
-
-    def shown(self, console: Console) -> RenderableType:
-        now = time.time()
-        blocks = BLOCKS if console.encoding.startswith("utf") else LETTERS
-        if not self.runs:
-            return Text(f"waiting for a run in {plain(str(self.folder), 500)}; Ctrl-C ends this")
-        present = {folder: run for folder, run in self.runs.items() if not run.gone} or self.runs
-        if len(present) == 1:
-            return frame(next(iter(present.values())), now, blocks)
-        latest = sorted(present, key=lambda folder: present[folder].changed or 0.0)[-MOST_RUNS:]
-        names = [str(folder.relative_to(self.folder)) for folder in sorted(latest)]
-        parts: list[RenderableType] = [overview([present[folder] for folder in sorted(latest)], names, now, blocks)]
-        running = [f for f in latest if not present[f].finished and not isinstance(present[f], LiveSite)]
-        if running:
-            parts += [Text(""), frame(present[running[-1]], now, blocks)]
-        if len(present) > MOST_RUNS:
-            parts.append(Text(f"and {len(present) - MOST_RUNS} more runs"))
-        return Group(*parts)

@@ -17,7 +17,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -311,28 +311,6 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(content, dict):
                 raise FileError(f"cannot read {path}: line {number} is not a JSON object; name another file")
             yield content
-
-
-def held(path: Path) -> BinaryIO:
-    """Marks a file as that of a process that lives; `is_unheld` sees when it has died or closed what is returned."""
-    file = path.open("rb")
-    with suppress(OSError):  # not every file system can
-        for wait in (0.0, 0.01, 0.1, 1.0):  # a process that looks holds it for an instant
-            time.sleep(wait)
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                break
-    return file
-
-
-def is_unheld(path: Path) -> bool:
-    """Whether no process holds a file; false where there is none, or the file system cannot say."""
-    try:
-        with open_regular(path) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def below(folder: Path) -> Iterator[Path]:

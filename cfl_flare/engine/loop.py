@@ -84,7 +84,7 @@ def run_loop(
     recorder = None
     if folder is not None:
         recorder = Recorder(folder, {**facts, **plan.facts}, plan.model, start.recorded, start.last)
-        recorder.begin(plan.method.label, settings.num_rounds, settings.early_stopping.named)
+        recorder.begin(plan.method.label, settings.num_rounds)
     scored = Scored.of(site.score_shape, runtime.task.link, settings.floor.sites, real=False)
     observers = [*observers_of(scored=scored, bootstrap=training.bootstrap), Membership(training.membership)]
     if on_round is not None:

@@ -161,7 +161,7 @@ class ClusteredController(PerSiteController):
         )
         server = aggregator.begin(start, schedule, self._training, equipment, self.fl_ctx)
         if recorder is not None:
-            recorder.begin(server.method.label, schedule.num_rounds, schedule.early_stopping.named)
+            recorder.begin(server.method.label, schedule.num_rounds)
         return server
 
     def _transport(self, server: Server) -> Transport:

@@ -10,12 +10,12 @@ import json
 import logging
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.arrays import save_arrays
 from cfl_flare.core.config import require, unmarked
 from cfl_flare.core.errors import FileError
-from cfl_flare.core.files import append, atomic_write, held, make_folder, writing
+from cfl_flare.core.files import append, atomic_write, make_folder, writing
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.methods import Method, Participant, ServerState, describe_method
 from cfl_flare.results import run_dir
@@ -65,7 +65,6 @@ class Recorder:
         self.folder, self._run, self._model, self.last = folder, unmarked(run), unmarked(model), last
         self._task = (self._run.get("training") or {}).get("task", CLASSES)
         self._draws: Draws | None = None
-        self._alive: BinaryIO | None = None
         make_folder(folder / run_dir.MODELS)
         names = (run_dir.STARTED, run_dir.SUMMARY, run_dir.NEWCOMERS, run_dir.CROSS_SITE, BOOTSTRAP, CURVES)
         old = [folder / name for name in names]
@@ -81,11 +80,14 @@ class Recorder:
         require(len(records) == recorded, f"{folder} holds {len(records)} of the {recorded} rounds to resume from")
         self._totals = {key: sum(line[key] for line in records) for key in ("bytes_down", "bytes_up", "seconds")}
 
-    def begin(self, label: str, rounds: int, metrics: Sequence[Metric]) -> None:
-        """Writes what the run plans, for those who watch it: its name, its rounds, the metrics that it names."""
-        plan = {"label": label, "rounds": rounds, "metrics": [asdict(metric) for metric in metrics]}
-        atomic_write(self.folder / run_dir.STARTED, json.dumps(plan))
-        self._alive = held(self.folder / run_dir.STARTED)
+    def begin(self, label: str, rounds: int) -> None:
+        """Write the run's plan, from which `show` counts the missing rounds of a run without results.
+
+        Args:
+            label: the method's name with its settings.
+            rounds: the planned number of rounds.
+        """
+        atomic_write(self.folder / run_dir.STARTED, json.dumps({"label": label, "rounds": rounds}))
 
     def round(self, measured: RoundMetrics, state: ServerState, participants: Mapping[str, Participant]) -> None:
         number, trained = measured.record["round"], set(measured.record["trained"])
@@ -214,5 +216,3 @@ class Recorder:
             summary[IMPROVING] = why
             logger.warning("run: %s", why)
         atomic_write(self.folder / run_dir.SUMMARY, json.dumps(summary, indent=1))
-        if self._alive is not None:
-            self._alive.close()

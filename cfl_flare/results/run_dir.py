@@ -90,7 +90,6 @@ MEMBERSHIP = schema.described(
     ),
 )
 # What a file must hold, and what it may hold.
-STARTED_FIELDS: schema.Fields = {"label": schema.text, "rounds": schema.count, "metrics": schema.list_of(METRIC)}
 SUMMARY_FIELDS: schema.Fields = {
     "method": schema.json_object,
     "label": schema.text,

@@ -14,7 +14,6 @@ import pytest
 
 from cfl_flare.cli import main
 from cfl_flare.cli.options import CONFIG
-from cfl_flare.cli.show import Screen
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.config import unmarked
 from cfl_flare.core.errors import ConfigError
@@ -24,7 +23,6 @@ from cfl_flare.models import MLP
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import Store
 from cfl_flare.results.study import load_study
-from tests.tiny import rounds
 
 
 class Done(NamedTuple):
@@ -163,58 +161,6 @@ def test_a_process_of_its_own_ends_with_that_status_and_line():
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("cfl-flare: ") and done.stderr.count("\n") == 1
-
-
-# ---- watch ----
-
-
-def test_watch_shows_what_there_is_now(tmp_path, capsys):
-    for name in ("one", "two"):
-        rounds(tmp_path / name)
-    assert main(["watch", str(tmp_path / "one"), "--once"]) == 0
-    assert "wecfl" in capsys.readouterr().out
-    assert main(["watch", str(tmp_path)]) == 0  # all have ended: so does this
-    shown = capsys.readouterr().out
-    assert "one" in shown and "two" in shown and shown.count("ended") == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--once"], "holds no run yet; wait for its first round"),
-        (["--every", "0"], "--every = 0.0 should be a number of seconds in 0.1..3600"),
-        (["--every", "nan"], "--every = nan should be"),
-    ],
-)
-def test_refusals_of_watch_are_one_line(tmp_path, capsys, options, reason):
-    assert main(["watch", str(tmp_path), *options]) == 2
-    said = capsys.readouterr().err
-    assert reason in said and said.count("\n") == 1
-
-
-def test_watch_of_a_folder_that_is_not_there(tmp_path, capsys):
-    assert main(["watch", str(tmp_path / "none")]) == 2
-    assert "is not a folder; name that of a run" in capsys.readouterr().err
-
-
-def test_ctrl_c_ends_watch_cleanly(tmp_path, monkeypatch):
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("time.sleep", interrupt)
-    assert main(["watch", str(tmp_path)]) == 0
-
-
-def test_watch_finds_runs_that_begin_later_and_waits_for_one_alone(tmp_path):
-    screen = Screen(tmp_path)
-    screen.refresh()
-    assert not screen.ended
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "rounds.jsonl").write_text("")
-    screen.refresh()
-    rounds(tmp_path / "two")
-    screen.refresh()
-    assert len(screen.runs) == 2 and not screen.ended
 
 
 # ---- ``study`` ----

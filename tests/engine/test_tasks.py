@@ -16,7 +16,6 @@ from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import COMBINATIONS, METHODS, build_method
-from cfl_flare.results.live import LiveRun
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.served import load_model
 from cfl_flare.training.settings import TrainSettings
@@ -202,10 +201,6 @@ def test_two_classes_are_judged_by_their_loss_unless_another_metric_is_named(
     assert found.summary["best"]["value"] == ends[0](one[f"served_{metric}"] for one in found.rounds)
     own = [one[f"served_{metric}"] for one in found.summary["participants"]]
     assert found.rounds[-1][f"served_worst_{metric}"] == ends[1](own)
-    (tmp_path / "summary.json").unlink()
-    live = LiveRun(tmp_path)
-    live.refresh()
-    assert live.metric == found.metric  # what a watcher shows before there is a summary
 
 
 def test_a_measure_on_request_has_to_be_requested():
