@@ -31,7 +31,7 @@ COMMANDS = {
     "columns": ("site", "put together what all sites' tables have, for a job"),
     "predict": ("predict", "predict with a run's model, at a site or at the server"),
     "drift": ("drift", "say whether a hospital's new data has left the cluster whose model it was given"),
-    "convert": ("predict", "write a run's model in formats that others read: ONNX, a MONAI bundle"),
+    "convert": ("predict", "write a run's model as an ONNX graph, with a JSON file that describes it"),
     "templates": ("export", "write FLARE's job templates, for 'nvflare job create'"),
 }
 

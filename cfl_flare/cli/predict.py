@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""``predict``: what a run's model predicts for images or a table; ``convert``: the model in other formats."""
+"""``predict``: what a run's model predicts for images or a table; ``convert``: the model as an ONNX graph."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from cfl_flare.results.remarks import listed
 from cfl_flare.results.run_dir import MODELS, SERVED, the_run
 from cfl_flare.results.served import PREPARATIONS, preparation_of, served_file
 from cfl_flare.training.ensemble import Ensemble
-from cfl_flare.training.formats import FORMATS, Portable, write_formats
 from cfl_flare.training.losses import predicted
+from cfl_flare.training.onnx_graph import Portable, write_onnx
 from cfl_flare.training.tasks import Binary, LearningTask
 
 ARRAYS = ("images", "test_images")
@@ -232,22 +232,21 @@ def outputs_of(
 
 def add_convert_options(command: Parser) -> None:
     _add_model(command, "whose model")
-    formats = f"one or several of {', '.join(FORMATS)} (%(default)s); monai is for images"
-    command.add_argument("--formats", default="onnx", metavar="F,F", help=formats)
     command.add_argument("--out", required=True, metavar="DIR", help="where the files go; a new folder")
 
 
 def convert(arguments: argparse.Namespace) -> None:
-    """``cfl-flare convert`` writes a model, with a JSON file that describes its input and its outputs."""
-    out, participant = Path(arguments.out), arguments.participant
+    """Write a model as an ONNX graph, with a JSON file that describes its input and its outputs."""
+    out = Path(arguments.out)
+    participant = arguments.participant
     check_out(out)
     module = untrained(arguments.model)
     path = find_model(Path(arguments.run), arguments.slot, participant)
     check_file(path)
     portable = portable_of(path, participant, module)
+    # Only its owner may read a participant's model, and the means of a site's table.
     make_folder(out, private=portable.preparation is not None or path.parent.name == SERVED)
-    formats = [name.strip() for name in arguments.formats.split(",")]
-    for file in write_formats(out, path.stem, portable, formats):
+    for file in write_onnx(out, path.stem, portable):
         print(plain(str(file)))
 
 

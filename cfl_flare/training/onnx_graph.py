@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A model in formats that other programs read: ONNX, and MONAI's bundle. Nothing is pickled.
+"""A model as an ONNX graph, which other programs read. Nothing is pickled.
 
 The graph holds what ``cfl-flare predict`` does: it fills up and scales samples, and makes predictions of outputs. A
 JSON file beside it describes inputs and outputs.
@@ -29,7 +29,6 @@ from cfl_flare.data.summary import FAR
 from cfl_flare.training.losses import predicted
 from cfl_flare.training.tasks import LearningTask
 
-FORMATS = ("onnx", "monai")
 INPUT, OUTPUTS = "samples", ("predictions", "outputs")
 # What onnxruntime computes may differ from torch by this much, as a part of numbers above 1.
 TOLERANCE = 1e-5
@@ -137,30 +136,28 @@ def _features(preparation: Preparation) -> list[dict[str, Any]]:
     return features
 
 
-def write_formats(folder: Path, name: str, portable: Portable, formats: Sequence[str]) -> list[Path]:
-    """Writes a model in some of `FORMATS`: ``NAME.onnx``, a MONAI bundle ``NAME-monai``; and ``NAME.json``.
+def write_onnx(folder: Path, name: str, portable: Portable) -> list[Path]:
+    """Write a model as ``NAME.onnx``, and its description as ``NAME.json``.
+
+    Args:
+        folder: where the files go. It is made if it does not exist.
+        name: the files' name without its ending.
+        portable: the model, with the facts that its reader needs.
+
+    Returns:
+        The written files, the graph first.
 
     Raises:
-        ConfigError: a format is unknown, does not take this model, or needs packages that are not installed.
+        ConfigError: packages are missing, torch's exporter does not take the model, or onnxruntime computes something
+            else.
     """
-    from cfl_flare.training.monai_bundle import bundle_files
-
-    unknown = [name for name in formats if name not in FORMATS]
-    require(not unknown and bool(formats), f"formats = {[*formats]} should be some of {', '.join(FORMATS)}")
-    is_image = portable.preparation is None and len(portable.shape) == 3
-    reason = f"a MONAI bundle describes images, and {name} takes samples of shape {tuple(portable.shape)}"
-    way_out = "write onnx, whose graph fills up and scales a table"
-    require("monai" not in formats or is_image, f"formats: {reason}; {way_out}")
     graph, outputs = onnx_of(portable)
-    description = portable.description(outputs)
-    files: dict[Path, bytes | str] = {folder / f"{name}.onnx": graph} if "onnx" in formats else {}
-    files[folder / f"{name}.json"] = json.dumps(description, indent=1)
-    bundle = bundle_files(name, graph, description) if "monai" in formats else {}
-    files |= {folder / f"{name}-monai" / path: content for path, content in bundle.items()}
-    for path, content in files.items():
-        make_folder(path.parent)
-        atomic_write(path, content)
-    return [*files]
+    make_folder(folder)
+    graph_file = folder / f"{name}.onnx"
+    atomic_write(graph_file, graph)
+    description_file = folder / f"{name}.json"
+    atomic_write(description_file, json.dumps(portable.description(outputs), indent=1))
+    return [graph_file, description_file]
 
 
 def onnx_of(portable: Portable) -> tuple[bytes, Tensor]:
@@ -176,7 +173,7 @@ def onnx_of(portable: Portable) -> tuple[bytes, Tensor]:
         import onnxscript  # noqa: F401  torch's exporter needs it
     except ImportError as error:
         reason = f"{error.name} is not installed, which ONNX needs"
-        raise ConfigError(f"formats: {reason}; pip install 'cfl-flare[formats]'") from error
+        raise ConfigError(f"onnx: {reason}; pip install 'cfl-flare[onnx]'") from error
     kind = type(portable.model).__name__
     predictor = Predictor(portable.model, portable.task.link, portable.preparation).eval()
     batch = {0: torch.export.Dim("n")}
@@ -191,8 +188,8 @@ def onnx_of(portable: Portable) -> tuple[bytes, Tensor]:
     except Exception as error:  # the exporter raises many kinds of errors, of several lines
         reason = f"torch does not write {kind} as ONNX ({one_line(error)})"
         way_out = "predict with cfl-flare predict, or build the network of layers that torch.onnx knows"
-        raise ConfigError(f"formats: {reason}; {way_out}") from error
-    require(len(content) < 2**31, f"formats: {kind} has {len(content):,} bytes; an ONNX file has 2 GiB at most")
+        raise ConfigError(f"onnx: {reason}; {way_out}") from error
+    require(len(content) < 2**31, f"onnx: {kind} has {len(content):,} bytes; an ONNX file has 2 GiB at most")
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     x = portable.samples(5)
     with torch.no_grad():
@@ -201,7 +198,7 @@ def onnx_of(portable: Portable) -> tuple[bytes, Tensor]:
         gap = (torch.from_numpy(theirs) - ours).abs() / ours.abs().clamp(min=1)
         far = float(gap.where(torch.from_numpy(theirs) != ours, torch.zeros(())).max())  # both may be infinite
         reason = f"onnxruntime's {name} of {kind} are {far:.2g} from torch's, more than {TOLERANCE:g}"
-        require(far <= TOLERANCE, f"formats: {reason}; predict with cfl-flare predict")
+        require(far <= TOLERANCE, f"onnx: {reason}; predict with cfl-flare predict")
     return content, wanted[1]
 
 

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import csv
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -10,17 +9,16 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from cfl_flare.cli import main
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.preparation import Preparation
-from cfl_flare.models import MODELS, UNet
+from cfl_flare.models import MODELS
 from cfl_flare.training.ensemble import Ensemble
-from cfl_flare.training.formats import Portable, onnx_of, write_formats
 from cfl_flare.training.losses import predicted
+from cfl_flare.training.onnx_graph import Portable, onnx_of, write_onnx
 from cfl_flare.training.tasks import Classification, Multilabel, Regression, Segmentation, Survival
 
 IMAGE = (1, 28, 28)
@@ -113,7 +111,7 @@ def test_bytes_that_nobody_divided_by_255_give_nan_and_no_prediction():
 
 def test_a_graph_names_no_path_of_this_machine(tmp_path):
     network = MODELS["mlp"](IMAGE, 3).eval()
-    graph, _ = write_formats(tmp_path, "m", Portable(network, Classification(), IMAGE), ["onnx"])
+    graph, _ = write_onnx(tmp_path, "m", Portable(network, Classification(), IMAGE))
     assert b".py" not in graph.read_bytes() and str(tmp_path.parent).encode() not in graph.read_bytes()
     assert not any(node.metadata_props or node.doc_string for node in onnx.load(graph).graph.node)
 
@@ -126,18 +124,9 @@ class Branching(nn.Module):
         return x.flatten(1)[:, :2] if float(x.sum()) > 0 else x.flatten(1)[:, 2:4]
 
 
-@pytest.mark.parametrize(
-    "portable, formats, message",
-    [
-        (Portable(nn.Linear(2, 2), Regression(), (2,)), ["monai"], "describes images"),
-        (Portable(nn.Flatten(), Regression(), (1, 2, 2)), ["tflite"], "should be some of onnx, monai"),
-        (Portable(nn.Flatten(), Regression(), (1, 2, 2)), [], "should be some of onnx, monai"),
-        (Portable(Branching(), Regression(), (1, 2, 2)), ["onnx"], "does not write Branching as ONNX"),
-    ],
-)
-def test_a_model_that_a_format_does_not_take_is_refused_in_one_line(portable, formats, message, tmp_path):
-    with pytest.raises(ConfigError, match=message) as refusal:
-        write_formats(tmp_path / "out", "m", portable, formats)
+def test_a_model_without_a_graph_is_refused_in_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="does not write Branching as ONNX") as refusal:
+        write_onnx(tmp_path / "out", "m", Portable(Branching(), Regression(), (1, 2, 2)))
     assert "\n" not in str(refusal.value)
     assert not (tmp_path / "out").exists()
 
@@ -154,14 +143,14 @@ class Unsteady(nn.Module):
 
 def test_a_graph_that_computes_something_else_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"does not write Unsteady|from torch's, more than 1e-05"):
-        write_formats(tmp_path, "m", Portable(Unsteady(), Regression(), (1, 2, 2)), ["onnx"])
+        write_onnx(tmp_path, "m", Portable(Unsteady(), Regression(), (1, 2, 2)))
     assert not [*tmp_path.iterdir()]
 
 
 def test_without_the_packages_the_error_names_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ConfigError, match=r"onnxscript is not installed.*pip install 'cfl-flare\[formats\]'"):
-        write_formats(tmp_path, "m", Portable(nn.Flatten(), Regression(), (1, 2, 2)), ["onnx"])
+    with pytest.raises(ConfigError, match=r"onnxscript is not installed.*pip install 'cfl-flare\[onnx\]'"):
+        write_onnx(tmp_path, "m", Portable(nn.Flatten(), Regression(), (1, 2, 2)))
 
 
 # ---- Runs ----
@@ -210,48 +199,3 @@ def test_a_common_model_of_tables_is_refused_without_someone_who_predicts(runs, 
     model = runs / "tables" / "fedavg" / "clusters" / "global.safetensors"
     assert main(["convert", str(model), "--out", str(tmp_path / "out")]) == 2
     assert "untrained" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_monai_predicts_from_a_bundle_what_predict_does(runs, tmp_path):
-    pytest.importorskip("monai")
-    rng = np.random.default_rng(1)
-    (tmp_path / "images").mkdir()
-    for i, size in enumerate([(8, 8), (30, 20), (5, 9)]):
-        Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8)).save(tmp_path / "images" / f"{i}.png")
-    run = runs / "images" / "ifca-cam-k2"
-    options = ["--slot", "cluster-0", "--formats", "monai"]
-    assert main(["convert", str(run), *options, "--out", str(tmp_path / "out")]) == 0
-    bundle = tmp_path / "out" / "cluster-0-monai"
-    files = {str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file()}
-    configs = {"configs/metadata.json", "configs/inference.json"}
-    assert files == configs | {"models/model.onnx", "scripts/__init__.py", "docs/README.md"}
-    both = ["--config_file", "configs/inference.json", "--meta_file", "configs/metadata.json"]
-    for command in (["run", "--dataset_dir", str(tmp_path / "images")], ["verify_net_in_out", "network_def"]):
-        done = subprocess.run([sys.executable, "-m", "monai.bundle", *command, *both], cwd=bundle, capture_output=True)
-        assert done.returncode == 0, done.stderr.decode()[-3000:]
-    ours = predictions_of(run, tmp_path / "images", tmp_path, "--slot", "cluster-0")
-    theirs = list(csv.reader((bundle / "predictions" / "predictions.csv").open()))
-    assert [row[0].rpartition("/")[2] for row in theirs] == [row["sample"] for row in ours]
-    numbers = [[float(row[f"p{k}"]) for k in range(10)] for row in ours]
-    np.testing.assert_allclose(np.array(theirs)[:, 1:].astype(float), numbers, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_monai_writes_the_masks_of_a_network_for_segmentation(tmp_path):
-    pytest.importorskip("monai")
-    nibabel = pytest.importorskip("nibabel")
-    torch.manual_seed(0)
-    network = UNet((1, 8, 12), 2, width=8).eval()
-    write_formats(tmp_path, "m", Portable(network, Segmentation(), (1, 8, 12)), ["monai"])
-    pixels = np.random.default_rng(1).integers(0, 256, (8, 12), dtype=np.uint8)
-    (tmp_path / "images").mkdir()
-    Image.fromarray(pixels).save(tmp_path / "images" / "a.png")
-    config = ["--config_file", "configs/inference.json", "--dataset_dir", str(tmp_path / "images")]
-    command = [sys.executable, "-m", "monai.bundle", "run", *config]
-    done = subprocess.run(command, cwd=tmp_path / "m-monai", capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    (file,) = (tmp_path / "m-monai" / "predictions").rglob("*.nii.gz")
-    with torch.no_grad():
-        wanted = network((torch.tensor(pixels / 255.0, dtype=torch.float32)[None, None] - 0.5) / 0.5).argmax(1)[0]
-    np.testing.assert_array_equal(np.squeeze(nibabel.load(file).get_fdata()), wanted.numpy())
