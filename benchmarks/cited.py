@@ -47,7 +47,7 @@ from report import UNREACHABLE
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *(ROOT / "contrib").rglob("README.md"))
-# What `docs/hooks.py` writes from the code and the reports; a test of its own holds it current.
+# What `tools/hooks.py` writes from the code and the reports; a test of its own holds it current.
 GENERATED = re.compile(r"^<!-- \w+: [^>]* -->$.*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
 CITED = re.compile(r"(<!--(\w+) ([^>]*?)-->)(.*?)(<!--/-->)", re.DOTALL)
 

@@ -10,7 +10,7 @@ A page asks for it by a comment on a line of its own:
 - ``<!-- measured: wecfl -->``: a method's or a penalty's rows in the reports of `benchmarks/results`.
 - ``<!-- help: run -->``: what the command prints as its help, with all options.
 
-``python docs/hooks.py`` writes it into the pages below the comments; a test holds it current.
+``python tools/hooks.py`` writes it into the pages below the comments; a test holds it current.
 
 Pages may link to files of the repository outside ``docs``: those that are part of the site (`OUTSIDE`) are linked
 there, others are named. Reports and their pictures are written for the site, from the cells of `benchmarks/results`.
