@@ -4,7 +4,7 @@
 
 Hospitals fall into three groups by the cells that they see. The attackers are the first hospitals of the first group,
 and attack in every round. Each run adds a line a cell to ``attacks.jsonl`` in the folder, and skips the cells that are
-there; several processes may work on one folder. `attacks_report` makes the tables of it.
+there. `attacks_report` makes the tables of it.
 
     CFL_DATA_ROOT=... python benchmarks/attacks.py --out attacks
 """
@@ -12,7 +12,6 @@ there; several processes may work on one folder. `attacks_report` makes the tabl
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import time
 from collections.abc import Iterable
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import commit
+from common import build_server, commit
 from plans.blood import LABELS
 from plans.plan import model
 
@@ -31,12 +30,10 @@ from cfl_flare.cli.specs import build_named
 from cfl_flare.core.errors import PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Npz, ParticipantData
-from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.loop import model_factory
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result, Task
-from cfl_flare.methods import Participant
 from cfl_flare.methods.slots import cluster_slot, with_parts
 from cfl_flare.training.ensemble import Served, combined
 from cfl_flare.training.settings import TrainSettings
@@ -248,13 +245,9 @@ def _begin(cell: Cell) -> tuple[Site, Server, set[str]]:
     people = data.host(Npz(path="bloodmnist28.npz"), "local", 0, 1)
     guilty = {person.name for person in [p for p in people if p.group == people[0].group][: cell.attackers]}
     site.add(poisoned(person, cell.attack) if person.name in guilty else person for person in people)
-    participants = [Participant(person.name, person.name, len(person.train), person.group) for person in people]
-    layout = site.runtime.resident.layout
     settings = ServerSettings(cell.rounds, seed=cell.seed, evaluate_every=cell.rounds, **DEFENCES[cell.defence])
     settings = replace(settings, byzantine=max(1, cell.attackers)) if cell.defence != "none" else settings
-    initial = initial_models(method, make_model, layout, cell.seed, None)
-    state = method.start(initial, [p.name for p in participants])
-    return site, Server(method, layout, participants, settings, state), guilty
+    return site, build_server(site, make_model, settings, cell.seed), guilty
 
 
 def _measured(
@@ -310,25 +303,13 @@ def labels_of(site: Site, served: Served, x: torch.Tensor) -> np.ndarray:
 def run_all(folder: Path, cells: Iterable[Cell]) -> None:
     """Runs the cells that are not in the folder's file yet, and adds each as it is done."""
     folder.mkdir(parents=True, exist_ok=True)
-    for cell in cells:
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            taken = {line["key"] for line in read(folder)} | set(claims(folder))
-            if cell.key in taken:
-                continue
-            with (folder / "claims").open("a") as file:
-                file.write(cell.key + "\n")
+    done = {line["key"] for line in read(folder)}
+    for cell in (cell for cell in cells if cell.key not in done):
         started = time.process_time()
         line = {"key": cell.key, **vars(cell), **run(cell), "cpu_seconds": round(time.process_time() - started, 1)}
         with (folder / FILE).open("a") as file:
             file.write(json.dumps({**line, "commit": commit()}) + "\n")
         print(cell.key, {k: v for k, v in line.items() if isinstance(v, float)}, flush=True)
-
-
-def claims(folder: Path) -> list[str]:
-    """The cells that some process has begun; delete the file ``claims`` to begin unfinished ones again."""
-    path = folder / "claims"
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

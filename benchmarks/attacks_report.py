@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from attacks import ADAPTIVE, ATTACKS, DEFENCES, HOSPITALS, METHODS, TRAINING, read
+from kept import interval
 
 # ---- All that was measured ----
 
@@ -71,15 +72,9 @@ def _share(value: float | None) -> str:
 # ---- Paired by seed ----
 
 
-# Student's t for a two-sided interval of 95 percent, by the degrees of freedom.
-T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
-
-
 def difference(values: list[float]) -> dict[str, float]:
     """The mean of paired differences over seeds, and its interval of 95 percent."""
-    half = T[len(values) - 1] * float(np.std(values, ddof=1)) / len(values) ** 0.5
-    mean = float(np.mean(values))
-    return {name: round(value, 1) for name, value in (("mean", mean), ("low", mean - half), ("high", mean + half))}
+    return {name: round(end, 1) for name, end in zip(("mean", "low", "high"), interval(values))}
 
 
 def rows(lines: list[dict[str, Any]], seeds: list[int]) -> list[dict[str, Any]]:

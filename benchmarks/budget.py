@@ -4,37 +4,33 @@
 
 Models are measured on the test splits as they are, which no task of a run with a budget asks for. A row ``local`` or
 ``majority`` needs no budget, as nothing leaves. ``quarters`` has the same of the hospitals by their number of training
-samples, from the smallest quarter to the largest. A run that is in the file already is not run again.
+samples, from the smallest quarter to the largest. Learning rates and norms were those of the smallest log-loss on
+validation samples of another seed. A run that is in the file already is not run again.
 
     CFL_DATA_ROOT=... python benchmarks/budget.py --out benchmarks/results/budget.json
-    CFL_DATA_ROOT=... python benchmarks/budget.py --search --out search.json      learning rates, on validation samples
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import provenance, save_rows
+from common import build_server, measure_missing
+from kept import interval
 from plans.blood import PNEUMONIA, TEN
 from plans.hospitals import STROKE
 from plans.plan import Plan
-from scipy import stats
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.engine.drive import Checkpoints, InProcess, drive
-from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.loop import model_factory
-from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.site import Site
-from cfl_flare.methods import Participant
 from cfl_flare.training.ensemble import Served
 
 DELTA = 1e-5
@@ -70,6 +66,13 @@ class Case:
     local_lr: float
     norm: float = 1.0
 
+    def training_of(self, row: str, epsilon: float | None) -> dict[str, Any]:
+        """Returns the learning rate and the budget of a row."""
+        if epsilon is None:
+            lr = self.local_lr if row == "local" else self.free_lr
+            return {"lr": lr, "dp": None}
+        return {"lr": self.lr, "dp": {"epsilon": epsilon, "delta": DELTA, "max_grad_norm": self.norm}}
+
 
 def _grouped(plan: Plan) -> dict[str, Any]:
     return {**plan.model, "args": {**plan.model["args"], "norm": "group"}}
@@ -83,37 +86,31 @@ CASES = {
 }
 
 
-def run(case: Case, row: str, epsilon: float | None, seed: int, **changes: Any) -> dict[str, Any]:
-    """One run, and what its served models are on the test splits."""
-    spec, private = {**METHODS, **NO_BUDGET}[row]
-    budget = None if epsilon is None else {"epsilon": epsilon, "delta": DELTA, "max_grad_norm": case.norm}
-    lr = (case.local_lr if row == "local" else case.free_lr) if epsilon is None else case.lr
-    plan = case.plan.altered({"lr": lr, "dp": budget, "score_bins": 0, "measures": (), "bootstrap": 0, **changes})
+def run(case: str, row: str, epsilon: float | None, seed: int) -> dict[str, Any]:
+    """Trains a row, and returns what its served models are on the test splits."""
+    chosen = CASES[case]
+    plan = chosen.plan.altered({**chosen.training_of(row, epsilon), "score_bins": 0, "measures": (), "bootstrap": 0})
     settings = replace(plan.scheduled(seed), evaluate_every=plan.rounds)
     training = plan.training.over(settings.num_rounds, settings.evaluate_every)
-    begun = time.process_time()
+    spec, private = {**METHODS, **NO_BUDGET}[row]
     method, make_model = build_named(spec, []), model_factory(plan.model)
+    begun = time.process_time()
     site = Site(method, make_model, training, seed, private=private)
-    site.add(plan.data(case.partition, seed).host(plan.source_of(seed), "local", 0, 1))
-    participants = [Participant(n, n, site.samples(n), d.group, len(d.test) > 0) for n, d in site.hosted.items()]
-    initial = initial_models(method, make_model, site.runtime.division.public, seed, None)
-    state = method.start(initial, list(site.hosted))
-    layout = site.runtime.division.public
-    server = Server(method, layout, participants, settings, state, Equipment())
+    site.add(plan.data(chosen.partition, seed).host(plan.source_of(seed), "local", 0, 1))
+    server = build_server(site, make_model, settings, seed)
     served: dict[str, Served] = {}
     drive(server, InProcess(site, {n: n for n in site.hosted}, lambda server: served.__setitem__), Checkpoints())
     seconds = time.process_time() - begun
-    plain = replace(
-        training, dp=None, measures=("auroc",) if plan.training.task == "binary" else ("auroc", "balanced_accuracy")
-    )
+
+    # Without a budget: the models are measured on the test splits as they are.
+    plain = replace(training, dp=None, measures=MEASURES[plan.training.task])
     judge = Site(method, make_model, plain, seed, private=private)
     judge.add(site.hosted.values())
     rows = []
     for name in site.hosted:
         learner = judge.learner(name, site.memory[name], plan.rounds)
         rows.append({"train": len(site.hosted[name].train), "test": learner.tests, **learner.evaluate(served[name])})
-    clusters = sizes(server.state.assignment.values())
-    return {"seconds": round(seconds, 1), **averaged(rows), "quarters": quarters(rows), "sizes": clusters}
+    return {"seconds": round(seconds, 1), **averaged(rows), "quarters": quarters(rows)}
 
 
 def averaged(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -135,11 +132,7 @@ def quarters(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"most": part[-1]["train"], **averaged(part)} for part in parts]
 
 
-def sizes(clusters: Iterable[int]) -> list[int]:
-    return sorted(np.unique([int(k) for k in clusters], return_counts=True)[1].tolist(), reverse=True)
-
-
-def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def summarize(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Means over seeds by case, row and epsilon; each against FedAvg with the same budget, and against ``local``.
 
     A difference is paired by seed, and has Student's 95 % interval.
@@ -160,62 +153,24 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for figure in ("loss", "auroc", "accuracy"):
                 differences = [run[figure] - against[figure] for run, against in pairs if against is not None]
                 if len(differences) > 1:
-                    line[f"{figure}_against_{other[0]}"] = interval(differences)
+                    line[f"{figure}_against_{other[0]}"] = [round(end, 5) for end in interval(differences)]
         table.append(line)
-    return table
-
-
-def interval(differences: list[float]) -> list[float]:
-    """Mean, and the two ends of Student's 95 % interval."""
-    mean, error = np.mean(differences), np.std(differences, ddof=1) / len(differences) ** 0.5
-    half = float(stats.t.ppf(0.975, len(differences) - 1)) * error
-    return [round(float(value), 5) for value in (mean, mean - half, mean + half)]
+    return {"summary": table}
 
 
 def main() -> None:
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--search", action="store_true", help="learning rates and norms on validation samples")
     given = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    made_by = provenance()
-    with suppress(FileNotFoundError):
-        rows = json.loads(given.out.read_text())["runs"]
-    for key, changes in searched(given) if given.search else planned(given):
-        if any(all(row.get(k) == v for k, v in key.items()) for row in rows):
-            continue
-        case = CASES[key["case"]]
-        searched_for: dict[str, Any] = {name: key[name] for name in ("lr", "norm") if name in key}
-        if "lr" in key:
-            searched_for |= {"free_lr": key["lr"], "local_lr": key["lr"]}
-        case = replace(case, **searched_for)
-        rows.append({**key, **run(case, key["row"], key["epsilon"], key["seed"], **changes)})
-        print(json.dumps({k: v for k, v in rows[-1].items() if k != "quarters"}), flush=True)
-        save_rows(given.out, made_by, runs=rows, summary=summary(rows))
-
-
-def planned(given: argparse.Namespace) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
-    for seed in given.seeds:
-        for name in given.cases:
-            for row in NO_BUDGET:
-                yield {"case": name, "row": row, "epsilon": None, "seed": seed}, {}
-            for epsilon in EPSILONS:
-                for row in METHODS:
-                    yield {"case": name, "row": row, "epsilon": epsilon, "seed": seed}, {}
-
-
-def searched(given: argparse.Namespace) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
-    for name in given.cases:
-        for row in ("fedavg", "local"):
-            for lr in (0.1, 0.3, 1.0) if name == "stroke" else (0.02, 0.05, 0.1, 0.2):
-                key = {"case": name, "row": row, "epsilon": None, "seed": 100, "lr": lr}
-                yield key, {"measured_on": "validation", **({} if name == "stroke" else {"validation": 0.2})}
-        for norm in (0.3, 1.0):
-            for lr in (0.02, 0.1, 0.5, 2.0) if name == "stroke" else (0.05, 0.2, 0.8):
-                key = {"case": name, "row": "fedavg", "epsilon": 3.0, "seed": 100, "lr": lr, "norm": norm}
-                yield key, {"measured_on": "validation", **({} if name == "stroke" else {"validation": 0.2})}
+    rows = [*product(NO_BUDGET, (None,)), *product(METHODS, EPSILONS)]
+    wanted = (
+        {"case": case, "row": row, "epsilon": epsilon, "seed": seed}
+        for seed, case, (row, epsilon) in product(given.seeds, given.cases, rows)
+    )
+    measure_missing(given.out, wanted, run, summarize)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,10 @@ A document names a figure in a comment before it, which a browser does not show,
 
     <!--figure paired cluster_dirichlet wecfl accuracy-->                    mean, with its deviation over seeds
     <!--difference paired cluster_dirichlet ifca-cam ifca accuracy-->        of two rows, paired by seed, 95 % interval
-    <!--across blood labels fesem local accuracy-->                          of two commits, which the text says
-    <!--across stroke-more natural country stroke/finetune loss-->           and of another result
     <!--published family cluster_dirichlet wecfl accuracy-->                 what the paper has
     <!--published family cluster_dirichlet ifca-cam ifca accuracy-->         a difference of two such
     <!--spread starts cluster_dirichlet ifca accuracy-->                     over all deals and seeds: mean, least, most
-    <!--json fedac/similarity.json rows.0.models.LrCos .2f-->                a number of another file of results
+    <!--json speed.json speed.bare.ideal .1f-->                              a number of another file of results
     <!--table paired cluster_dirichlet: local fedavg; accuracy macro_f1-->   rows and columns, with what made them
     <!--which digits blood; accuracy majority-->                             wins over local and FedAvg, by partition
     <!--by_place digits blood: ifca wecfl; first_ari last_ari-->               means of rows, by partition
@@ -33,7 +31,6 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import counts
@@ -61,12 +58,10 @@ def figure(text: str) -> str:
     return mean_of(group(result, partition, row, words), name)
 
 
-def difference(text: str, across: bool = False) -> str:
+def difference(text: str) -> str:
     """``+0.8 (0.3 to 1.3)``: of two rows."""
-    result, partition, one, other, name, *words = text.split()
-    other_result, _, row = other.rpartition("/") if across else (result, "", other)
-    cells, others = group(result, partition, one, words), group(other_result or result, partition, row, words)
-    differences = paired(cells, others, name, across)
+    result, partition, row, other, name, *words = text.split()
+    differences = paired(group(result, partition, row, words), group(result, partition, other, words), name)
     places = digits(name)
     if len(differences) == 1:
         return f"{signed(differences[0], places)} (one seed)"
@@ -102,8 +97,8 @@ def number(text: str) -> str:
 def published(text: str) -> str:
     """A paper's figure, or the difference of two."""
     plan, partition, *rows, name = text.split()
-    figures = published_figures()[plan]["figures"]
     try:
+        figures = published_figures()[plan]["figures"]
         found = [figures[partition][row][0][name] for row in rows]
     except KeyError as error:
         raise CitationError(f"published.json has no {plan} {partition} {' '.join(rows)} {name}: {error}") from error
@@ -189,7 +184,6 @@ LIBRARIES = {
     "simulator": "cfl_flare, in FLARE's simulator",
     "recipe": "FLARE's `FedAvgRecipe`",
     "flower": "Flower",
-    "fedjax": "FedJAX",
 }
 COLUMNS = {
     "CPU seconds a round": lambda row: f"{row['a_round']['cpu_seconds']:.1f}",
@@ -223,7 +217,6 @@ def league(text: str) -> str:
 WAYS: dict[str, Callable[[str], str]] = {
     "figure": figure,
     "difference": difference,
-    "across": partial(difference, across=True),
     "spread": spread,
     "json": number,
     "published": published,

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the scripts share: finished cells, what belongs beside a measured figure, processes of their own, pictures.
+"""What the scripts share: finished cells, what belongs beside a measured figure, processes of their own.
 
 A finished cell is a line of ``cells.jsonl.xz``, a JSON object. A cell is measured in a folder of its own, which holds
 the run's models too. What a report needs of it is then added to the file. The same cells always give the same bytes.
@@ -10,7 +10,6 @@ the run's models too. What a report needs of it is then added to the file. The s
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import lzma
 import os
@@ -19,19 +18,20 @@ import shlex
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from matplotlib import colormaps
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from PIL import Image
 from plans import PLANS, Plan
 from plans.plan import FIGURES
+from torch.nn import Module
 
+from cfl_flare.engine.initial_models import initial_models
+from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Site
+from cfl_flare.methods import Participant
 from cfl_flare.results.run_dir import load_run
 
 # ---- Cells ----
@@ -166,6 +166,47 @@ def save_rows(out: Path, made_by: Mapping[str, Any], **tables: Sequence[Mapping[
     temporary.replace(out)
 
 
+def measure_missing(
+    out: Path,
+    wanted: Iterable[Mapping[str, Any]],
+    measure: Callable[..., dict[str, Any]],
+    summarize: Callable[[list[dict[str, Any]]], Mapping[str, list[dict[str, Any]]]],
+    **made_by: Any,
+) -> None:
+    """Measures the rows that a file does not have yet, and writes the file after each of them.
+
+    Args:
+        out: a JSON file with the table ``rows``, and those of the summary.
+        wanted: what tells each row from the others. ``measure`` takes it by keyword.
+        measure: returns what is measured of a row.
+        summarize: returns tables that follow from all rows, by name.
+        made_by: further facts about the file.
+    """
+    made = provenance() | made_by  # of the code that is loaded, whatever is committed meanwhile
+    rows = json.loads(out.read_text())["rows"] if out.exists() else []
+    for key in wanted:
+        if any(all(row.get(name) == value for name, value in key.items()) for row in rows):
+            continue
+        rows.append({**key, **measure(**key), "commit": made["commit"]})
+        print(json.dumps(rows[-1]), flush=True)
+        save_rows(out, made, **summarize(rows), rows=rows)
+
+
+# ---- Runs round by round ----
+
+
+def build_server(site: Site, make_model: Callable[[], Module], settings: ServerSettings, seed: int) -> Server:
+    """Builds the server of a run whose participants are all hosted at one site, each as a site of its own name."""
+    participants = [
+        Participant(name, name, site.samples(name), data.group, len(data.test) > 0)
+        for name, data in site.hosted.items()
+    ]
+    layout = site.runtime.division.public
+    initial = initial_models(site.method, make_model, layout, seed, None)
+    state = site.method.start(initial, list(site.hosted))
+    return Server(site.method, layout, participants, settings, state)
+
+
 # ---- Processes: a peak of memory never falls, and FLARE starts once a process ----
 
 
@@ -194,32 +235,3 @@ def in_own_process(script: str, *arguments: object, env: Mapping[str, str] | Non
     command = [sys.executable, script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     return told(done.stdout, done.stderr)
-
-
-# ---- Pictures ----
-
-
-PALETTE = 256
-# Okabe and Ito's colours, distinguishable by colour-blind readers.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-
-
-def save(figure: Figure, path: Path, dpi: int = 150) -> None:
-    """Writes a figure as a PNG with a palette, which takes a third of the room of matplotlib's own."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=dpi)
-    image = Image.open(drawn).convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE)
-    image.save(path, format="png", optimize=True)
-
-
-def palette(count: int) -> list[str]:
-    """A number of colours; after twenty they repeat.
-
-    >>> palette(2), len(palette(30)), len(set(palette(20)))
-    (['#0072B2', '#E69F00'], 30, 20)
-    """
-    colours = list(COLOURS)
-    if count > len(colours):
-        twenty = [to_hex(c) for c in colormaps["tab20"](range(20))]
-        colours = twenty[::2] + twenty[1::2]  # tab20 alternates strong and pale colours: the strong ones first
-    return [colours[i % len(colours)] for i in range(count)]

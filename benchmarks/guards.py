@@ -33,14 +33,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from common import provenance, save_rows
+from common import measure_missing, provenance
 from kept import interval
 from plans.hospitals import STROKE
+from plans.later import FirstImages
 from plans.plan import model
 
 from cfl_flare.cli.specs import build_named
-from cfl_flare.data import DataConfig, DataSource, Digits, Npz
-from cfl_flare.data.samples import Samples
+from cfl_flare.data import DataConfig, DataSource, Digits
 from cfl_flare.engine import round as rounds
 from cfl_flare.engine.clipping import Norms, Statistics
 from cfl_flare.engine.loop import run_loop
@@ -53,23 +53,11 @@ from cfl_flare.training.settings import TrainSettings
 
 
 SITES, ROUNDS = 16, 30
+FIRST = 4000, 1500  # images to train and to test, so that a run takes seconds
 FLOOR = {"min_sites_per_cluster": 3, "min_samples_per_cluster": 30, "hold_small_clusters": True}
 METHODS = ("wecfl", "ifca")
 IMAGES = TrainSettings(lr=0.1, momentum=0.9, batch_size=16, local_steps=5)
 KEYS = ("accuracy", "loss")
-
-
-@dataclass(frozen=True)
-class Part(Npz):
-    """The first so many samples of a file, so that a run takes seconds."""
-
-    train: int = 4000
-    test: int = 1500
-
-    def load(self) -> tuple[Samples, Samples]:
-        """Both splits, cut."""
-        train, test = super().load()
-        return train.take(np.arange(self.train)), test.take(np.arange(self.test))
 
 
 @dataclass(frozen=True)
@@ -93,14 +81,14 @@ CASES = {
         4,
     ),
     "blood cells": Case(
-        Part("bloodmnist28.npz"),
+        FirstImages("bloodmnist28.npz", *FIRST),
         model("mlp", (3, 28, 28), 8),
         replace(IMAGES, lr=0.02),
         {"partition": "dirichlet", "alpha": 0.3},
         4,
     ),
     "Fashion-MNIST": Case(
-        Part("fashionmnist.npz"),
+        FirstImages("fashionmnist.npz", *FIRST),
         model("mlp", (1, 28, 28), 10),
         IMAGES,
         {"partition": "label_permutation", "groups": 3},
@@ -110,8 +98,9 @@ CASES = {
 }
 
 
-def measured(case: Case, method: str, floor: bool, seed: int) -> dict[str, Any]:
+def measured(data: str, method: str, floor: bool, seed: int) -> dict[str, Any]:
     """One run."""
+    case = CASES[data]
     started = time.process_time()
     with TemporaryDirectory() as folder:
         run_loop(
@@ -139,7 +128,7 @@ def measured(case: Case, method: str, floor: bool, seed: int) -> dict[str, Any]:
     }
 
 
-def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def summarize(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """A line a data set and method: means with and without the floor, and the difference, in percent."""
     lines = []
     for data, method in dict.fromkeys((row["data"], row["method"]) for row in rows):
@@ -158,23 +147,17 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         line["rounds_moved"] = statistics.mean(row["rounds_moved"] for row in of[True])
         line["rounds_held"] = statistics.mean(row["rounds_held"] for row in of[True])
         lines.append(line)
-    return lines
+    return {"summary": lines}
 
 
 def measure_floor(given: argparse.Namespace) -> None:
     """``floor``: runs what is missing."""
-    made = provenance()
-    made |= {"participants": SITES, "sites": SITES, "rounds": ROUNDS, "seeds": given.seeds, "floor": FLOOR}
-    rows = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
-    done = {(row["data"], row["method"], row["floor"], row["seed"]) for row in rows}
-    for method, seed, (data, case), floor in product(METHODS, given.seeds, CASES.items(), (False, True)):
-        if (data, method, floor, seed) in done:
-            continue
-        row = {"data": data, "k": case.k, "method": method, "floor": floor, "seed": seed}
-        row |= {"commit": made["commit"], **measured(case, method, floor, seed)}
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        save_rows(given.out, made, summary=summary(rows), rows=rows)
+    wanted = (
+        {"data": data, "method": method, "floor": floor, "seed": seed}
+        for method, seed, data, floor in product(METHODS, given.seeds, CASES, (False, True))
+    )
+    setting = {"participants": SITES, "sites": SITES, "rounds": ROUNDS, "seeds": given.seeds, "floor": FLOOR}
+    measure_missing(given.out, wanted, measured, summarize, **setting)
 
 
 # ---- The norms of honest updates ----

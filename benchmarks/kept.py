@@ -11,7 +11,6 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
-from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ from common import Cell, read_cells
 from plans.plan import FIGURES
 from report import figure_of
 from scipy.stats import t
-from sklearn.metrics import adjusted_rand_score
 
 RESULTS = Path(__file__).parent / "results"
 CELLS = RESULTS / "cells.zip"  # the files of cells, each in a folder of its result's name
@@ -52,12 +50,18 @@ def packed() -> dict[str, Any]:
 
 
 def measured(name: str) -> Any:
-    """The content of a file such as ``speed.json``; what follows from kept cells is computed."""
+    """The content of a file such as ``speed.json``; what follows from another file is computed.
+
+    Raises:
+        CitationError: nothing of this name is kept.
+    """
     if name == "attacks-adaptive/paired.json":
         import attacks_report  # which needs what trains models
 
         return attacks_report.paired(packed()["attacks-adaptive/attacks.jsonl"])
-    return agreement() if name == "stroke-years/agreement.json" else packed()[name]
+    if name not in packed():
+        raise CitationError(f"{name}: there is no such file")
+    return packed()[name]
 
 
 def group(result: str, partition: str, row: str, words: Sequence[str] = ()) -> dict[int, Cell]:
@@ -71,7 +75,7 @@ def group(result: str, partition: str, row: str, words: Sequence[str] = ()) -> d
     for cell in kept(result):
         facts = cell.facts
         known = {**{k: facts[k] for k in ("rounds", "participants")}, **facts.get("settings", {})}
-        named = (facts["partition"], facts["row"]) == (partition, row) and not facts.get("flare")
+        named = (facts["partition"], facts["row"]) == (partition, row)
         if named and all(str(known.get(k)) == v for k, v in wanted.items()):
             groups.setdefault(str(known), {})[facts["seed"]] = cell
     if len(groups) != 1:
@@ -117,13 +121,13 @@ def interval(differences: Sequence[float], level: float = 0.95) -> tuple[float, 
     return mean, mean - half, mean + half
 
 
-def paired(cells: dict[int, Cell], other: dict[int, Cell], figure: str, across: bool = False) -> list[float]:
-    """The differences, seed by seed; cells of another commit are not laid beside each other, unless ``across``."""
+def paired(cells: dict[int, Cell], other: dict[int, Cell], figure: str) -> list[float]:
+    """The differences, seed by seed; cells of another commit are not laid beside each other."""
     differences = []
     if cells.keys() != other.keys():
         raise CitationError(f"the seeds {sorted(cells)} and {sorted(other)} are not the same")
     for seed in sorted(cells):
-        if not across and cells[seed].facts["commit"] != other[seed].facts["commit"]:
+        if cells[seed].facts["commit"] != other[seed].facts["commit"]:
             where = f"{cells[seed].name} and {other[seed].name}"
             raise CitationError(f"{where} are of different commits, so that their difference is not paired")
         mine, theirs = value(cells[seed], figure), value(other[seed], figure)
@@ -168,7 +172,7 @@ def places(results: Sequence[str], figure: str) -> list[Place]:
         groups: dict[tuple[str, ...], Values] = defaultdict(lambda: defaultdict(dict))
         for cell in kept(result):
             facts, number = cell.facts, value(cell, figure)
-            if number is not None and not facts.get("flare"):
+            if number is not None:
                 same = (facts["partition"], *map(str, map(facts.get, ("rounds", "participants", "settings", "commit"))))
                 groups[same][facts["row"]][facts["seed"]] = number
         for (partition, *_), values in groups.items():
@@ -267,32 +271,3 @@ def gains_table(result: str, partition: str, rows: Sequence[str], others: Sequen
         counts = ["-" if row == other else "{} of {}".format(*gaining(of[row], of[other])) for other in others]
         lines.append(f"| `{row}` | {' | '.join(counts)} |")
     return "\n".join(lines)
-
-
-# ---- Whether the groups of the hospitals' first year hold later ----
-
-
-def agreement() -> dict[str, Any]:
-    """Mean ARI of the groupings of both parts, and of one part with two seeds, by rows and kinds of parts."""
-    clusters: dict[tuple[str, str, bool], dict[int, list[int]]] = {}
-    for cell in kept("stroke-years"):
-        facts, assigned = cell.facts, cell.after["clusters"]
-        if None not in assigned:
-            where = facts["row"], facts["settings"]["parts"], facts["settings"]["swapped"]
-            clusters.setdefault(where, {})[facts["seed"]] = assigned
-    rows: dict[str, Any] = {}
-    for (row, parts, swapped), of_seed in clusters.items():
-        if swapped or (row, parts, True) not in clusters:
-            continue
-        other = clusters[row, parts, True]
-        across = [adjusted_rand_score(of_seed[seed], other[seed]) for seed in sorted(of_seed.keys() & other.keys())]
-        seeds = sorted(of_seed)
-        within = [adjusted_rand_score(of_seed[a], of_seed[b]) for a, b in combinations(seeds, 2)]
-        rows.setdefault(row, {})[parts] = {
-            "between_parts": statistics.fmean(across),
-            "least": min(across),
-            "most": max(across),
-            "between_seeds": statistics.fmean(within),
-            "seeds": seeds,
-        }
-    return {"rows": rows}

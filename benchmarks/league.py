@@ -77,18 +77,12 @@ PEERS = {
     "flower": Peer("with_flower.py", ("fedavg",), "flower", ("flwr[simulation]==1.42.0",)),
     "pfl": Peer("with_pfl.py", ("fedavg",), "pfl", ("pfl[pytorch]==0.6.0",)),
     "cfla": Peer("with_clustered.py", ("fedavg", "ifca", "fesem"), OLD, ("cfla==1.0.4", OLD_NUMPY)),
-    # fedbase imports medmnist and does not ask for it. Neither it nor FedJAX runs with the torch or the jax of today.
+    # fedbase imports medmnist and does not ask for it. It does not run with the torch of today.
     "fedbase": Peer(
         "with_clustered.py",
         ("fedavg", "ifca", "fesem"),
         OLD,
         ("fedbase==0.10.3", "medmnist==2.2.3", "torch==2.0.1", "torchvision==0.15.2", OLD_NUMPY),
-    ),
-    "fedjax": Peer(
-        "with_fedjax.py",
-        ("fedavg", "ifca"),
-        OLD,
-        ("fedjax==0.0.17", "jax==0.4.30", "jaxlib==0.4.30", "dm-haiku==0.0.12", "torch==2.0.1", OLD_NUMPY),
     ),
 }
 ROWS = [f"{peer}-{method}" for peer, about in PEERS.items() for method in about.methods]
@@ -257,19 +251,6 @@ def measure_row(row: str, envs: Path, shares: Path, short: int, long: int) -> di
     }
 
 
-def table(rows: dict[str, Any]) -> str:
-    """The rows as lines of a table."""
-    lines = [
-        f"{'':18} {'wall s':>8} {'CPU s':>8} {'of bare':>8} {'its own':>8} {'start s':>8} {'MB':>7} {'accuracy':>9}"
-    ]
-    for row in (row for row in ROWS if row in rows):
-        at = rows[row]
-        figures = (at["a_round"]["wall_seconds"], at["a_round"]["cpu_seconds"], at["ratio"], at["ratio_of_its_torch"])
-        cells = "".join(f" {figure:8.2f}" for figure in (*figures, at["start"]["wall_seconds"]))
-        lines.append(f"{row:18}{cells} {at['peak_MB']:7.0f} {at['accuracy']:9.3f}")
-    return "\n".join(lines)
-
-
 def main() -> None:
     """The command line."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -304,9 +285,8 @@ def main() -> None:
                 result["missing"][row] = str(error)
                 print(f"{row}: {error}", flush=True)
             else:
-                print(table({row: result["rows"][row]}).splitlines()[1], flush=True)
+                print(row, result["rows"][row]["a_round"], flush=True)
             write_json(given.out, result, indent=1)
-    print(table(result["rows"]))
 
 
 if __name__ == "__main__":

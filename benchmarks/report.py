@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The report on the cells that tables.py measured: a table a partition, with the published figures, and pictures."""
+"""The report on the cells that tables.py measured: a table a partition, with the published figures."""
 
 from __future__ import annotations
 
@@ -15,79 +15,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import COLOURS, Cell, read_cells, save
-from matplotlib.figure import Figure
+from common import Cell, read_cells
 from plans import PLANS, Plan
 from plans.plan import FIGURES, own_training
 
-# ---- What is drawn over the rounds ----
+# ---- Tables ----
 
 
 def label(row: Mapping[str, Any]) -> str:
     """A row's name with what is not as in the plan."""
-    changes = [f"{key}={value}" for key, value in row.get("settings", {}).items()]
-    return " ".join([row["row"], *changes, *(["through FLARE"] if row.get("flare") else [])])
-
-
-def sweep_of(cell: Cell) -> str:
-    """The sweep to which a cell belongs; empty for the main table."""
-    if settings := cell.facts.get("settings"):
-        return ", ".join(settings)
-    return next((name for name, rows in cell.plan.sweeps.items() if cell.facts["row"] in rows), "")
-
-
-def over_rounds(cells: Sequence[Cell], key: str) -> dict[int, float]:
-    """The mean over seeds of a figure in the rounds in which all of them have it."""
-    values: dict[int, list[float]] = defaultdict(list)
-    for cell in cells:
-        for r in cell.rounds:
-            if r.get(key) is not None:
-                values[r["round"]].append(r[key])
-    return {number: statistics.fmean(there) for number, there in values.items() if len(there) == len(cells)}
-
-
-def panels_of(found: Sequence[Cell]) -> dict[tuple[str, str], dict[str, list[Cell]]]:
-    """The seeds of each line, by its label, of each panel, by sweep and partition."""
-    panels: dict[tuple[str, str], list[Cell]] = defaultdict(list)
-    for cell in found:
-        panels[sweep_of(cell), cell.facts["partition"]].append(cell)
-    lines: dict[tuple[str, str], dict[str, list[Cell]]] = {}
-    for place, cells in panels.items():
-        sizes = {(cell.facts["participants"], cell.facts["rounds"]) for cell in cells}
-        lines[place] = defaultdict(list)
-        for cell in cells:
-            size = f" (m = {cell.facts['participants']}, {cell.facts['rounds']} rounds)" if len(sizes) > 1 else ""
-            lines[place][label(cell.facts) + size].append(cell)
-    return lines
-
-
-def draw(found: Sequence[Cell], figure_name: str, path: Path) -> None:
-    """A figure over rounds: a column a partition, a line of panels a sweep, a line a row, the mean over its seeds."""
-    shown, panels = FIGURES[figure_name], panels_of(found)
-    sweeps, partitions = (list(dict.fromkeys(place[i] for place in panels)) for i in (0, 1))
-    names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
-    figure = Figure(figsize=(7 * len(partitions), 4 * len(sweeps)), layout="constrained")
-    grid = figure.subplots(len(sweeps), len(partitions), sharey=True, squeeze=False)
-    for (sweep, partition), panel in panels.items():
-        axes = grid[sweeps.index(sweep)][partitions.index(partition)]
-        for name, cells in panel.items():
-            i = names.index(name)
-            means = over_rounds(cells, shown.key)
-            style = ("-", "--", ":", "-.")[i // len(COLOURS) % 4]
-            rounds, values = [number + 1 for number in means], [shown.scale * mean for mean in means.values()]
-            axes.plot(rounds, values, style, color=COLOURS[i % len(COLOURS)], label=name)
-        axes.set(title=f"{partition}: {sweep}" if sweep else partition, xlabel="round")
-        axes.legend(fontsize="x-small" if len(panel) > 20 else "small", loc="upper left", bbox_to_anchor=(1, 1))
-    for line in grid:
-        there = [axes for axes in line if axes.has_data()]
-        for axes in line:
-            axes.set_visible(axes in there)
-        there[0].set_ylabel(f"{shown.title} of the served models (%)")
-        there[0].tick_params(labelleft=True)
-    save(figure, path)
-
-
-# ---- Tables ----
+    return " ".join([row["row"], *(f"{key}={value}" for key, value in row.get("settings", {}).items())])
 
 
 def chosen_rounds(cell: Cell) -> list[dict[str, Any]]:
@@ -167,7 +104,7 @@ def table_rows(found: Sequence[Cell]) -> list[dict[str, Any]]:
     groups: dict[str, list[Cell]] = defaultdict(list)
     for cell in found:
         what = [cell.facts[k] for k in ("partition", "row", "method", "participants", "rounds")]
-        groups[json.dumps([*what, cell.facts.get("settings", {}), cell.facts.get("flare")])].append(cell)
+        groups[json.dumps([*what, cell.facts.get("settings", {})])].append(cell)
     return [table_row(cells) for cells in groups.values()]
 
 
@@ -189,7 +126,6 @@ def table_row(cells: Sequence[Cell]) -> dict[str, Any]:
         "plan": plan.name,
         **{key: first[key] for key in ("partition", "row", "method", "participants", "rounds")},
         "settings": first.get("settings", {}),
-        "flare": first.get("flare", 0),
         "rule": cells[0].summary["data"]["partition"],
         "seeds": [cell.facts["seed"] for cell in cells],
         **figures,
@@ -210,15 +146,14 @@ def commands(rows: Sequence[dict[str, Any]]) -> list[str]:
     together: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for r in rows:
         changes = tuple(f"{key}={value}" for key, value in r["settings"].items())
-        key = (r["plan"], r["partition"], r["participants"], r["rounds"], tuple(r["seeds"]), changes, r["flare"])
+        key = (r["plan"], r["partition"], r["participants"], r["rounds"], tuple(r["seeds"]), changes)
         together[key].append(r["row"])
     return [
         f"CFL_DATA_ROOT=... python benchmarks/tables.py run --plan {plan} --out cells "
         f"--rows {shlex.join(dict.fromkeys(names))} --partitions {partition} "
         f"--seeds {' '.join(map(str, seeds))} --participants {participants} --rounds {rounds}"
         + (f" --set {shlex.join(changes)}" if changes else "")
-        + (f" --flare {flare}" if flare else "")
-        for (plan, partition, participants, rounds, seeds, changes, flare), names in together.items()
+        for (plan, partition, participants, rounds, seeds, changes), names in together.items()
     ]
 
 
@@ -267,7 +202,7 @@ Accuracies and macro-F1 are in percent, of the served models on the participants
 training samples: the mean over seeds of the mean of {rounds[which]}, ± the sample standard deviation over seeds; so are
 the accuracy of the worst participant, that of the five worst (bottom), ARI and the clusters in use. What is measured of
 the models once a run is done (initial, personalised, unseen) is of its end alone. Bytes are those of a whole run in one
-process, where a model goes down once a round for all participants (through FLARE: for all of a site's). The difference
+process, where a model goes down once a round for all participants. The difference
 is ours less the published figure ({compared}; its table in brackets), in units of the larger of the two standard
 deviations; a single seed has none, and no difference is given for it, nor where the published figures are of other
 data."""
@@ -309,17 +244,7 @@ def texts(cells: Sequence[Cell], name: str) -> dict[str, str]:
 
 
 def write_report(cells: Path | zipfile.Path, out: Path) -> None:
-    """Writes ``<out>.json``, ``<out>.md`` and figures: ``<out>.png`` of the accuracy, and of what else is compared.
-
-    There are no figures if every cell is measured in one round: they are over rounds.
-    """
-    ordered = finished(cells)
+    """Writes ``<out>.json`` and ``<out>.md``."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    for ending, text in texts(ordered, out.name).items():
+    for ending, text in texts(finished(cells), out.name).items():
         Path(f"{out}{ending}").write_text(text)
-    if all(sum("served_accuracy" in r for r in cell.rounds) < 2 for cell in ordered):
-        return
-    draw(ordered, "accuracy", Path(f"{out}.png"))
-    for name in ordered[0].plan.compared:
-        if name != "accuracy" and any(FIGURES[name].key in r for cell in ordered for r in cell.rounds):
-            draw(ordered, name, Path(f"{out}-{name.replace('_', '-')}.png"))

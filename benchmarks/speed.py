@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""CPU seconds a round beside the bare work, and peak memory. Writes a table and JSON.
+"""CPU seconds a round in one process, beside the bare work. Writes a table and JSON.
 
 The work is the thesis's setting: 200 participants of Fashion-MNIST (cluster-wise Dirichlet), its CNN, 10 steps of batch
 32, all participants every round, evaluation every round. ``ideal`` is the same number of training steps in a bare torch
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import time
 from pathlib import Path
@@ -23,25 +22,17 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from common import in_own_process, provenance, tell
+from common import provenance
 
-from cfl_flare.core.params import Params
 from cfl_flare.data import DataConfig, Npz, ParticipantData
-from cfl_flare.engine.loop import model_factory, run_loop
+from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.plan import RunPlan
-from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.site import Site
-from cfl_flare.engine.task import Result, Task
-from cfl_flare.methods import Participant, Update, build_method
+from cfl_flare.engine.server import ServerSettings
+from cfl_flare.methods import build_method
 from cfl_flare.models import FashionCNN
-from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
 
 MODEL = {"class_path": "cfl_flare.models.FashionCNN", "args": {"input_shape": [1, 28, 28], "num_classes": 10}}
-WIDE = {
-    "class_path": "cfl_flare.models.MLP",
-    "args": {"input_shape": [1, 28, 28], "num_classes": 10, "hidden": [2048, 1500, 200]},
-}
 TRAINING = TrainSettings()
 IFCA = {"method": "ifca", "k": 10, "assignment_samples": 320}
 METHODS: dict[str, dict[str, Any]] = {
@@ -51,11 +42,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "ifca-race": {**IFCA, "race": True},
 }
 FEWEST = 2  # rounds that give one whole one
-MEMORY: dict[str, dict[str, Any]] = {
-    "fedavg": {"method": "fedavg"},
-    "ifca": {"method": "ifca", "k": 10},
-    "fesem, head": {"method": "fesem", "k": 10, "cluster_on": "head"},
-}
 
 
 def data_config(participants: int) -> DataConfig:
@@ -110,51 +96,6 @@ def method_seconds(spec: dict[str, Any], participants: int, rounds: int) -> floa
     return float(np.median(np.diff(marks)[: rounds - 1]))  # the last one only measures
 
 
-def peak_megabytes() -> float:
-    """Peak resident memory of this process so far (Linux; ``getrusage`` would count its parent's as well)."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024
-
-
-def server_memory(name: str, participants: int) -> dict[str, float]:
-    """Growth of the server's peak over one round of a model of five million parameters."""
-    method = build_method(MEMORY[name])
-    make_model = model_factory(WIDE)
-    layout = ResidentModel(make_model()).layout
-    people = [Participant(f"p{i}", "site-1", 1) for i in range(participants)]
-    server = Server(method, layout, people, ServerSettings(1), method.start(lambda i: untrained(make_model, 0, i)))
-    before = peak_megabytes()
-    rng = np.random.default_rng(0)
-    for number, (participant, order) in enumerate(server.tasks().items()):
-        cluster = number % 10 if name == "ifca" else None
-        slot = order.slots[cluster or 0]
-        vector = rng.standard_normal(layout.size, np.float32)
-        vector += 5 * (number % 10)  # ten groups
-        server.accept(Result(participant, Update(participant, 1, {slot: Params(layout, vector)}, cluster)), "site-1")
-    server.finish_round()
-    model = layout.nbytes / 2**20
-    grown = peak_megabytes() - before
-    return {"parameters": layout.parameter_size, "model_MB": model, "grown_MB": grown, "models": grown / model}
-
-
-def site_memory(participants: int) -> dict[str, float]:
-    """Growth of a site's peak over one round with many participants, data included."""
-    before = peak_megabytes()
-    site = Site(build_method({"method": "fedavg"}), model_factory(MODEL), TRAINING, 0)
-    site.add(data_config(2 * participants).host(Npz("fashionmnist.npz"), "site-1", 0, 2))
-    loaded = peak_megabytes()
-    models = {"global": site.runtime.resident.read()}
-    answers = [site.carry_out(name, Task(("global",), True, True), models, 0) for name in site.hosted]
-    data = sum(s.x.nbytes for d in site.hosted.values() for s in (d.train, d.test)) / 2**20
-    grown = peak_megabytes()
-    return {
-        "own_data_MB": data,
-        "after_loading_MB": loaded - before,
-        "after_round_MB": grown - before,
-        "answers": len(answers),
-    }
-
-
 def measure_speed(participants: int, rounds: int) -> dict[str, Any]:
     """CPU seconds a round of each method, beside the bare work."""
     result: dict[str, Any] = {"participants": participants, "rounds": rounds, "seed": 0}
@@ -177,46 +118,22 @@ def measure_speed(participants: int, rounds: int) -> dict[str, Any]:
     return result
 
 
-def measure_memory() -> dict[str, Any]:
-    """Peak memory of server and site, each in a process of its own."""
-    result: dict[str, Any] = {"server": {name: in_own_process(__file__, "--measure", name, 200) for name in MEMORY}}
-    result["site"] = in_own_process(__file__, "--measure", "site", 100)
-    for name, m in result["server"].items():
-        size = f"200 participants of {m['parameters'] / 1e6:.1f} M parameters"
-        print(f"server, {size}: {name:12} peak grows by {m['grown_MB']:7.0f} MB = {m['models']:.1f} models")
-    m = result["site"]
-    print(f"site, 100 participants: own data {m['own_data_MB']:.0f} MB, peak grows by {m['after_round_MB']:.0f} MB")
-    return result
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--participants", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3, help=f"at least {FEWEST}; the median counts (%(default)s)")
-    parser.add_argument("--part", choices=("speed", "memory"), help="measure this alone, and keep the rest of --out")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if arguments.measure:
-        what, count = arguments.measure[0], int(arguments.measure[1])
-        return tell(site_memory(count) if what == "site" else server_memory(what, count))
     if arguments.rounds < FEWEST:
         sys.exit(
             f"speed.py: --rounds {arguments.rounds} should be at least {FEWEST}: a round is timed by its neighbours"
         )
     if not os.environ.get("CFL_DATA_ROOT"):
         sys.exit("CFL_DATA_ROOT should name the folder of fashionmnist.npz")
-    result: dict[str, Any] = {}
-    if arguments.part and arguments.out and arguments.out.exists():
-        result = json.loads(arguments.out.read_text())
-    if arguments.part != "memory":
-        result["speed"] = provenance() | measure_speed(arguments.participants, arguments.rounds)
-    if arguments.part != "speed":
-        result["memory"] = provenance() | measure_memory()
+    result = {"speed": provenance() | measure_speed(arguments.participants, arguments.rounds)}
     if arguments.out:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    return None
 
 
 if __name__ == "__main__":

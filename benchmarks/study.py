@@ -20,14 +20,14 @@ It saves after each study and continues where it was.
 from __future__ import annotations
 
 import argparse
-import json
 import time
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from common import commit, provenance, save_rows
+from common import measure_missing
 
 from cfl_flare.cli.specs import dealt_out, model_spec, read_source, shape_and_outputs
 from cfl_flare.engine.plan import RunPlan
@@ -132,11 +132,6 @@ def measured(case: str, seed: int, rounds: int, rungs: int) -> dict[str, Any]:
     best = max(tested, key=lambda name: sign * tested[name])
     cost = study.journal.cost(rounds)
     return {
-        "case": case,
-        "commit": commit(),
-        "seed": seed,
-        "rounds": rounds,
-        "rungs": rungs,
         "participants": len(trainer.names),
         "found": study.journal.clusters,
         "set": study.journal.k_set,
@@ -153,7 +148,7 @@ def measured(case: str, seed: int, rounds: int, rungs: int) -> dict[str, Any]:
     }
 
 
-def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def summarize(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Of each case: how often it said to cluster, the mean regret, and the share of the rounds of all candidates."""
     table = []
     for case in dict.fromkeys(row["case"] for row in rows):
@@ -164,7 +159,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         line |= {"unsure": sum(row.get("unsure", False) for row in chosen)}
         line |= {"regret": round(sum(regrets) / len(chosen), 4), "largest_regret": max(regrets)}
         table.append({**line, "share_of_rounds": round(spent / everything, 3)})
-    return table
+    return {"summary": table}
 
 
 def main() -> None:
@@ -180,15 +175,11 @@ def main() -> None:
     given = options.parse_args()
     cases = list(NULL) if given.null else list(EFFECTS) if given.effects else given.cases
     torch.set_num_threads(1)
-    made_by = provenance()  # of the code that is loaded, whatever is committed meanwhile
-    rows = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
-    done = {(row["case"], row["seed"], row["rounds"], row["rungs"]) for row in rows}
-    for seed in given.seeds:
-        for case in cases:
-            if (case, seed, given.rounds, given.rungs) not in done:
-                rows.append(measured(case, seed, given.rounds, given.rungs))
-                print(rows[-1], flush=True)
-                save_rows(given.out, made_by, summary=summary(rows), rows=rows)
+    wanted = (
+        {"case": case, "seed": seed, "rounds": given.rounds, "rungs": given.rungs}
+        for seed, case in product(given.seeds, cases)
+    )
+    measure_missing(given.out, wanted, measured, summarize)
 
 
 if __name__ == "__main__":

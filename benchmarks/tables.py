@@ -6,16 +6,14 @@ A plan says what belongs to a paper (``plans/``). ``run`` measures cells, in the
 its own, and adds finished ones to the file of all cells (``cells.py``). A finished cell is not run again, and one that
 was stopped goes on from its last checkpoint. Several of these processes may work on the same folder, each takes the
 next free cell. A row is a name of the plan's or any method, with penalties and private layers if it says some, and a
-plan's settings can be changed for some cells. With ``--flare`` a cell is a job in FLARE's simulator instead, which ends
-with the same models. ``report`` reads the file of cells and writes a table as JSON and Markdown, with the published
-figures beside ours, and a figure. ``keep`` adds one file's cells to another that is committed.
+plan's settings can be changed for some cells. ``report`` reads the file of cells and writes a table as JSON and
+Markdown, with the published figures beside ours. `reports.py` keeps cells.
 
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --table 3.1
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --rows fedavg ifca --partitions dirichlet --seeds 0 1
     CFL_DATA_ROOT=... python benchmarks/tables.py run --plan fedac --out cells --rows fedavg fedac:k=3,mu=1 --set lr=0.1
     CFL_DATA_ROOT=... python benchmarks/tables.py run --out cells --rows "wecfl:k=3 + private=norm" --table 3.1
-    python benchmarks/tables.py keep --cells cells --to benchmarks/results/family
-    python benchmarks/tables.py report --cells benchmarks/results/family --out benchmarks/results/family/family
+    python benchmarks/tables.py report --cells cells --out family
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
-import os
 import re
 import resource
 import shutil
@@ -38,105 +35,17 @@ import torch
 from common import AFTER, FACTS, add_cells, commit, load_cell, read_cells, write_json
 from plans import PLANS, Plan
 from plans.hospitals import save_scores
-from plans.plan import Remembered
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.config import parse_spec, require
-from cfl_flare.core.errors import CFLError, RunFailedError
+from cfl_flare.core.errors import CFLError
 from cfl_flare.core.private import Division
-from cfl_flare.data import DataConfig
 from cfl_flare.engine.drive import Checkpoints
 from cfl_flare.engine.loop import model_factory, run_loop
 from cfl_flare.engine.plan import JobSettings, RunPlan
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import check_private
-from cfl_flare.methods import Method
-from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, SUMMARY, cut_lines, read_lines
 from cfl_flare.results.store import Store
-
-# ---- A cell through FLARE's simulator ----
-
-
-HERE = str(Path(__file__).parent)  # where sites find a plan's own data source
-NAME = "cell"
-STATE, WORKSPACE = "checkpoints", "flare"
-
-
-def run_through_flare(
-    folder: Path, plan: Plan, method: Method, partition: str, seed: int, sites: int, private: str | None = None
-) -> int:
-    """Runs a cell as a FLARE job of so many sites; one that was stopped is resumed from its last checkpoint.
-
-    Its results come into the folder, where the in-process loop would leave them; FLARE's log is ``flare.log``.
-
-    Returns:
-        The rounds that were run now.
-
-    Raises:
-        ConfigError: participants are altered in a way that a job cannot say.
-        RunFailedError: FLARE ended the job before its time.
-    """
-    from cfl_flare.cli.simulate import output_to, reason_in
-    from cfl_flare.flare import ClusteredRecipe, simulator  # a cell in this process runs where FLARE is not installed
-
-    data, scheduled = plan.data(partition, seed), plan.scheduled(seed)
-    refusal = (
-        f"plan {plan.name}: partition {partition!r} with these settings is the benchmark's own; it cannot be --flare"
-    )
-    require(type(data) in (DataConfig, Remembered) and data.seed == seed, refusal)
-    os.environ["CFL_STATE_ROOT"] = str(folder / STATE)
-    importable = [HERE, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(importable))
-    interrupted = any(Store(place).versions() for place in (folder / STATE / NAME).glob("*server*"))
-    results = folder / WORKSPACE / NAME / "server" / "simulate_job" / "cfl"
-    done = _keep_rounds(results, folder) if interrupted else 0
-    recipe = ClusteredRecipe(
-        name=NAME,
-        method=method,
-        model=plan.model,
-        data=plan.source,
-        participants=data.participants,
-        partition=data.partition,
-        min_samples=data.min_samples,
-        indicator_samples=data.indicator_samples,
-        unseen=data.unseen,
-        num_rounds=scheduled.num_rounds,
-        min_clients=sites,
-        training=plan.training,
-        seed=seed,
-        sample=scheduled.sample,
-        evaluate_every=scheduled.evaluate_every,
-        key_metric=scheduled.key_metric,
-        private=private,
-        task_timeout=24 * 3600,
-        resume_from=NAME if interrupted else None,
-    )
-    log = folder / "flare.log"
-    with output_to(log):
-        recipe.execute(simulator(sites, (folder / WORKSPACE).resolve()))
-    if not (results / SUMMARY).is_file():
-        raise RunFailedError(f"{folder}: no results; {reason_in(log)}; FLARE's log is {log}")
-    _keep_rounds(results, folder)
-    summary = json.loads((results / SUMMARY).read_text())
-    rounds = read_lines(folder / ROUNDS)
-    summary |= {key: sum(r[key] for r in rounds) for key in ("bytes_down", "bytes_up", "seconds")}
-    (results / SUMMARY).write_text(json.dumps(summary, indent=1))
-    for part in results.iterdir():
-        shutil.move(part, folder / part.name)
-    shutil.rmtree(folder / WORKSPACE)
-    return len(rounds) - done
-
-
-def _keep_rounds(results: Path, folder: Path) -> int:
-    """Adds the rounds that a job recorded to those of the jobs before it, in place of what it did over again."""
-    for name in (ROUNDS, ASSIGNMENTS):
-        if new := read_lines(results / name):
-            cut_lines(folder / name, new[0]["round"])
-            with (folder / name).open("a") as file:
-                file.writelines(json.dumps(line) + "\n" for line in new)
-            (results / name).unlink()
-    return len(read_lines(folder / ROUNDS))
-
 
 # ---- Cells ----
 
@@ -158,10 +67,10 @@ class Attempts:
         both = [resource.getrusage(which) for which in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         return sum(used.ru_utime + used.ru_stime for used in both)
 
-    def count(self, rounds: int = 1) -> None:
-        """Takes note of more rounds."""
+    def count(self) -> None:
+        """Takes note of one more round."""
         now = self.all[-1]
-        now["rounds"] += rounds
+        now["rounds"] += 1
         now["wall_seconds"] = round(time.monotonic() - self._wall, 1)
         now["cpu_seconds"] = round(self._used() - self._cpu, 1)
         write_json(self._path, self.all)
@@ -178,9 +87,7 @@ def cell_name(plan: Plan, row: str, partition: str, seed: int, settings: Mapping
     return f"{partition}/{name}-m{plan.participants}-r{plan.rounds}-s{seed}"
 
 
-def run_cell(
-    folder: Path, plan: Plan, row: str, partition: str, seed: int, settings: Mapping[str, Any], sites: int = 0
-) -> None:
+def run_cell(folder: Path, plan: Plan, row: str, partition: str, seed: int, settings: Mapping[str, Any]) -> None:
     """Runs one cell, if no other process has it and it is not done.
 
     Args:
@@ -190,7 +97,6 @@ def run_cell(
         partition: of the plan.
         seed: of partition, models and batches.
         settings: those that are not the plan's.
-        sites: through FLARE on so many; 0 for the in-process loop.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -204,26 +110,23 @@ def run_cell(
         plan = plan.of_row(row)
         spec, *penalties = plan.method(row)
         method, private = build_named(spec, penalties), plan.private(row)
-        if sites:
-            attempts.count(run_through_flare(folder, plan, method, partition, seed, sites, private))
-        else:
-            server = run_loop(
-                RunPlan(
-                    method=method,
-                    model=plan.model,
-                    reader=plan.source_of(seed),
-                    data=plan.data(partition, seed),
-                    server=plan.scheduled(seed),
-                    training=plan.training,
-                    site=SiteSettings(keep_served=False),
-                    job=JobSettings(min_clients=1, private=private),
-                ),
-                folder=folder,
-                on_round=lambda measured: attempts.count(),
-                checkpoints=Checkpoints(Store(folder / "checkpoints"), every=10),
-            )
-            if plan.training.score_bins:
-                save_scores(folder, server)
+        server = run_loop(
+            RunPlan(
+                method=method,
+                model=plan.model,
+                reader=plan.source_of(seed),
+                data=plan.data(partition, seed),
+                server=plan.scheduled(seed),
+                training=plan.training,
+                site=SiteSettings(keep_served=False),
+                job=JobSettings(min_clients=1, private=private),
+            ),
+            folder=folder,
+            on_round=lambda measured: attempts.count(),
+            checkpoints=Checkpoints(Store(folder / "checkpoints"), every=10),
+        )
+        if plan.training.score_bins:
+            save_scores(folder, server)
         if plan.after is not None:
             write_json(folder / AFTER, plan.after(plan, folder))
         facts = {
@@ -235,7 +138,6 @@ def run_cell(
             "participants": plan.participants,
             "rounds": plan.rounds,
             "settings": dict(settings),
-            **({"flare": sites} if sites else {}),
             "commit": commit(),
             "torch": str(torch.__version__),
             "wall_seconds": attempts.total("wall_seconds"),
@@ -267,8 +169,6 @@ def run(given: argparse.Namespace) -> None:
         (method, *penalties), private, row_settings = altered.method(row), altered.private(row), altered.of_row(row)
         built = build_named(method, penalties)
         check_private(built, Division.of(model_factory(row_settings.model)(), private), private, row_settings.rounds)
-        if plan.refuse is not None:
-            plan.refuse(built)
     cells = read_cells(given.out)
     require(
         all(cell.plan.name == plan.name for cell in cells),
@@ -276,9 +176,9 @@ def run(given: argparse.Namespace) -> None:
     )
     done = {cell.name for cell in cells}
     for seed, partition, row in product(given.seeds, partitions, rows):
-        name = cell_name(altered, row, partition, seed, settings) + (f"-flare{given.flare}" if given.flare else "")
+        name = cell_name(altered, row, partition, seed, settings)
         if name not in done:
-            run_cell(given.out / name, altered, row, partition, seed, settings, given.flare)
+            run_cell(given.out / name, altered, row, partition, seed, settings)
             if (given.out / name / FACTS).exists():  # not where another process is at it
                 add_cells(given.out, [load_cell(given.out, name)])
         print(name, flush=True)
@@ -289,13 +189,6 @@ def report(given: argparse.Namespace) -> None:
     from report import write_report
 
     write_report(given.cells, given.out)
-
-
-def keep(given: argparse.Namespace) -> None:
-    """``keep``."""
-    from report import finished
-
-    add_cells(given.to, finished(given.cells))
 
 
 def main() -> None:
@@ -313,16 +206,10 @@ def main() -> None:
     running.add_argument("--participants", type=int, help="default the plan's")
     running.add_argument("--rounds", type=int, help="default the plan's")
     running.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings that are not the plan's")
-    help = "through FLARE's simulator on so many sites (%(const)s) instead of the in-process loop"
-    running.add_argument("--flare", nargs="?", type=int, default=0, const=2, metavar="SITES", help=help)
     reporting = commands.add_parser("report", help="write the table of the finished cells")
     reporting.set_defaults(do=report)
     reporting.add_argument("--cells", type=Path, required=True, help="the folder of the file of cells")
     reporting.add_argument("--out", type=Path, required=True, help="the files' name without its ending")
-    keeping = commands.add_parser("keep", help="add the finished cells to another file")
-    keeping.set_defaults(do=keep)
-    keeping.add_argument("--cells", type=Path, required=True)
-    keeping.add_argument("--to", type=Path, required=True)
     given = options.parse_args()
     try:
         given.do(given)

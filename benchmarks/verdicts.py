@@ -11,8 +11,6 @@ interval. The verdict is
 - **holds, smaller** or **holds, larger** where it is on that side of zero and misses the published difference;
 - **does not** everywhere else.
 
-An aim is **reached**, **not reached**, or runs cannot tell: see `above`, `everywhere` and `near`.
-
 Intervals are not corrected for the number of claims.
 """
 
@@ -22,12 +20,11 @@ import statistics
 from collections.abc import Sequence
 
 import kept
-from kept import FEWEST_SEEDS, CitationError, group, interval, paired, signed, value
+from kept import FEWEST_SEEDS, CitationError, group, interval, paired, value
 from plans.plan import published as published_figures
 from scipy.stats import f
 
 CANNOT_TELL, HOLDS, DOES_NOT = "cannot tell", "holds", "does not"
-REACHED, NOT_REACHED = "reached", "not reached"
 SHOWN = 0.05  # of percent: two rows none of whose differences would be printed coincide
 
 
@@ -97,26 +94,6 @@ def level(text: str) -> str:
     return CANNOT_TELL if len(values) < FEWEST_SEEDS or min(values) <= theirs <= max(values) else DOES_NOT
 
 
-def claim(text: str) -> str:
-    """``fedcuau/order.json results with_tiers lr=0.1``: a value above zero in a file's entries, one a seed.
-
-    With two values, such as ``models.LrCos models.L2``, their difference.
-    """
-    (path, key, *names), words = split(text)
-    entries = [e for e in kept.measured(path)[key] if all(str(e[k]) == v for k, v in words.items())]
-    if not entries:
-        raise CitationError(f"{text}: there are no such entries")
-
-    def of(entry: dict[str, object], name: str) -> float:
-        found: object = entry
-        for part in name.split("."):
-            found = found[part]  # type: ignore[index]
-        return float(found)  # type: ignore[arg-type]
-
-    first, *others = names
-    return verdict_of([of(entry, first) - sum(of(entry, other) for other in others) for entry in entries])
-
-
 def _ratio(text: str) -> tuple[float, float, float]:
     """Of two rows' standard deviations over seeds, with the 95 % interval of Fisher's distribution."""
     (result, partition, row, other, name), words = split(text)
@@ -159,71 +136,10 @@ def told(text: str) -> str:
     return below if all(high < 0 for *_, high in intervals) else within
 
 
-# ---- Aims ----
-
-
-def _places(text: str) -> list[tuple[str, str]]:
-    """``rotations/four later-blood/labels``: results and partitions."""
-    return [(result, partition) for result, _, partition in (place.partition("/") for place in text.split())]
-
-
-def above(text: str) -> str:
-    """``2; rotations/four later-blood/labels; clove ifca; accuracy tenth_accuracy``: an aim of several places.
-
-    A row is to be above another one by each of the figures, in so many places. A place counts if all intervals are
-    above zero. It may count if none is at zero or below.
-    """
-    fewest, where, rows, names = text.split(";")
-    row, other = rows.split()
-    counts, open_places = 0, 0
-    for result, partition in _places(where):
-        groups = group(result, partition, row), group(result, partition, other)
-        intervals = [interval(paired(*groups, name)) for name in names.split()]
-        counts += all(low > 0 for _, low, _ in intervals)
-        open_places += all(high > 0 for *_, high in intervals)
-    return REACHED if counts >= int(fewest) else CANNOT_TELL if open_places >= int(fewest) else NOT_REACHED
-
-
-def everywhere(text: str) -> str:
-    """``rotations four clove last_ari 1``: an aim that is reached if each seed reaches it."""
-    result, partition, row, name, least = text.split()
-    values = [value(cell, name) or 0.0 for cell in group(result, partition, row).values()]
-    if len(values) < FEWEST_SEEDS:
-        return CANNOT_TELL
-    return REACHED if min(values) >= float(least) - 1e-9 else NOT_REACHED
-
-
-def _within_row(text: str) -> list[float]:
-    """``rotations four flux unseen unseen_by_loss``: one figure of a row, without another one, seed by seed."""
-    result, partition, row, name, other = text.split()
-    values = [(value(cell, name), value(cell, other)) for cell in group(result, partition, row).values()]
-    differences = [mine - theirs for mine, theirs in values if mine is not None and theirs is not None]
-    if len(differences) < FEWEST_SEEDS:
-        raise CitationError(f"{text}: {len(differences)} seeds have both figures, fewer than {FEWEST_SEEDS}")
-    return differences
-
-
-def gap(text: str) -> str:
-    """``rotations four flux unseen unseen_by_loss``: ``-0.8 (-1.3 to -0.3)``."""
-    return "{} ({} to {})".format(*(signed(end, 1) for end in interval(_within_row(text))))
-
-
-def near(text: str) -> str:
-    """``rotations four flux unseen unseen_by_loss 2``: an aim, at most so many points below the other figure."""
-    asked, _, points = text.rpartition(" ")
-    _, low, high = interval(_within_row(asked))
-    return REACHED if low >= -float(points) else NOT_REACHED if high < -float(points) else CANNOT_TELL
-
-
 WAYS = {
     "verdict": verdict,
     "level": level,
-    "claim": claim,
     "ratio": ratio,
     "steadier": steadier,
     "told": told,
-    "above": above,
-    "everywhere": everywhere,
-    "gap": gap,
-    "near": near,
 }

@@ -1,51 +1,34 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks: sources, figures of features and of hospitals, and those that are no tables of cells."""
+"""The benchmarks: sources, figures of hospitals, and those that are no tables of cells."""
 
 from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import features
 import kept
 import numpy as np
-import paper_figures
 import pytest
-import tables
-import torch
-import torch.nn.functional as F
-import traffic
 from common import Cell, read_cells
-from features import embedding
 from PIL import Image
 from plans import PLANS, hospitals, later
-from plans.plan import model, own_training
-from sources import FLambyHeart, JpegNpz, Years
+from plans.plan import own_training
+from sources import FLambyHeart, JpegNpz
 
-from cfl_flare.cli.specs import build_named
 from cfl_flare.core.config import build, describe
 from cfl_flare.core.errors import DataError
-from cfl_flare.data import DataSource, Digits
+from cfl_flare.data import DataSource
 from cfl_flare.data.sources import checked
-from cfl_flare.engine.newcomers import onboard_unseen
-from cfl_flare.methods import IFCA, FeSEM, WeCFL
-from cfl_flare.methods.cuau import AU
-from cfl_flare.results.run_dir import ASSIGNMENTS, load_run
-from cfl_flare.results.served import load_model
-from cfl_flare.training.learner import Learner
-from cfl_flare.training.runtime import Runtime, Split
-from tests.report.test_sections import is_an_image
+from cfl_flare.results.run_dir import ASSIGNMENTS
 from tests.tiny import rounds
 
 # JPEG files in an npz archive
@@ -113,53 +96,7 @@ def test_real_jpeg_npz(data_root):
     assert train.x.shape == (50_000, 3, 32, 32) and np.bincount(test.y).tolist() == [1000] * 10
 
 
-# Figures of features
-
-
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("truth", [True, False])
-@pytest.mark.parametrize("method", [WeCFL(k=2), IFCA(k=14), FeSEM(k=1)], ids=lambda m: m.name)
-def test_each_run_below_a_folder_is_drawn_if_it_kept_its_features(tmp_path, method, truth, count, monkeypatch, capsys):
-    """With fourteen clusters some are empty, and their centres have no participants."""
-    for name, features_kept in (("kept", True), ("other", False)):
-        rounds(tmp_path / name, method, truth=truth, count=count, keep_features=features_kept)
-    monkeypatch.setattr(sys, "argv", ["features.py", str(tmp_path)])
-    features.main()
-    drawn = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert drawn == [tmp_path / "kept" / "participants.png", tmp_path / "kept" / "cosines.png"]
-    assert all(is_an_image(path) for path in drawn)
-
-
-@pytest.mark.parametrize(("made", "message"), [(True, "no run kept its features"), (False, "holds no finished run")])
-def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path, made, message, monkeypatch):
-    if made:
-        rounds(tmp_path)
-        assert load_run(tmp_path).feature_files == []
-    monkeypatch.setattr(sys, "argv", ["features.py", str(tmp_path)])
-    with pytest.raises(SystemExit, match=message) as caught:
-        features.main()
-    assert "\n" not in str(caught.value)
-
-
-def test_few_participants_lie_as_far_apart_as_their_models():
-    points = np.array([[0, 0, 1], [3, 0, 1], [0, 4, 1], [3, 4, 1]], float)
-    places = embedding(points @ points.T)
-    distances = [np.linalg.norm(p[:, None] - p[None], axis=2) for p in (points, places)]
-    np.testing.assert_allclose(*distances, atol=1e-9)
-    assert embedding(np.ones((1, 1))).shape == (1, 2)
-    assert embedding(np.ones((7, 7))).tolist() == np.zeros((7, 2)).tolist()  # all the same
-
-
-def test_many_participants_lie_with_their_cluster_and_the_same_every_time():
-    rng = np.random.default_rng(0)
-    points = np.repeat(np.eye(2) * 5, 6, axis=0) + 0.1 * rng.normal(size=(12, 2))
-    places = embedding(points @ points.T)
-    np.testing.assert_array_equal(places, embedding(points @ points.T))
-    distances = np.linalg.norm(places[:, None] - places[None], axis=2)
-    assert distances[:6, :6].max() < distances[:6, 6:].min()
-
-
-# ---- Real hospitals: FLamby's data, patients by date, calibration, and who gains ----
+# ---- Real hospitals: FLamby's data, calibration, and who gains ----
 
 needs_files = pytest.mark.skipif(
     not (Path(os.environ.get("CFL_DATA_ROOT", "")) / "heart/processed.va.data").exists(), reason="no files of patients"
@@ -226,18 +163,6 @@ def test_a_missing_folder_of_patients_is_said(monkeypatch: pytest.MonkeyPatch, t
         FLambyHeart().load()
 
 
-def test_random_parts_have_the_sizes_of_those_by_date_and_all_their_patients() -> None:
-    by_date, at_random = Years().load(), Years(parts="random", seed=3).load()
-    for one, other in zip(by_date, at_random):
-        assert one.key is not None and other.key is not None
-        for a, b in zip(np.unique(one.key, return_counts=True), np.unique(other.key, return_counts=True)):
-            assert (a == b).all() and (len(a) == 89)
-    assert by_date[0].y.sum() + by_date[1].y.sum() == at_random[0].y.sum() + at_random[1].y.sum()
-    assert by_date[0].y.tolist() != at_random[0].y.tolist()
-    swapped = Years(swapped=True).load()
-    assert np.array_equal(swapped[0].y, by_date[1].y) and np.array_equal(swapped[1].y, by_date[0].y)
-
-
 # ---- Later methods ----
 
 
@@ -274,38 +199,6 @@ def test_agreement_is_of_those_who_have_a_cluster_first_and_last(tmp_path: Path)
     assert later.agreement(tmp_path, merged=2) == {"first_ari": 0.0, "last_ari": 0.0}
     (tmp_path / ASSIGNMENTS).write_text(lines[0] + "\n")
     assert later.agreement(tmp_path) == {}
-
-
-TURNED = replace(
-    later.ROTATIONS, source=Digits(), model=model("mlp", (1, 8, 8), 10), participants=16, unseen=4, evaluate_every=6
-)
-
-
-@pytest.mark.parametrize("row", ["clove:k=3,stable=None", "fedavg"])
-def test_newcomers_are_placed_by_the_rule_and_by_their_losses(
-    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "commit", lambda: "abc")
-    plan = replace(TURNED, rounds=6)
-    tables.run_cell(tmp_path, plan, row, "four", 0, {})
-    measured = json.loads((tmp_path / "after.json").read_text())
-    people = onboard_unseen(tmp_path, plan.source)["participants"]
-    assert len(people) == 4
-    assert measured["unseen"] == pytest.approx(np.mean([person["served_accuracy"] for person in people]))
-    names = sorted(path.stem for path in (tmp_path / "clusters").glob("cluster-*"))
-    assert ("unseen_by_loss" in measured) == bool(names) == (row != "fedavg")
-    if names:
-        accuracies = []
-        for person in plan.data("four", 0).newcomers(plan.source):
-            (x, y), (test_x, test_y) = (map(torch.from_numpy, (s.x, s.y)) for s in (person.train, person.test))
-            models = [load_model(tmp_path, name) for name in names]
-            with torch.no_grad():
-                losses = [float(F.cross_entropy(m(x), y)) for m in models]
-                guess = models[int(np.argmin(losses))](test_x).argmax(1)
-            accuracies.append(float((guess == test_y).float().mean()))
-        assert measured["unseen_by_loss"] == pytest.approx(np.mean(accuracies))
-    served = [person["served_accuracy"] for person in load_run(tmp_path).summary["participants"]]
-    assert measured["tenth_accuracy"] == pytest.approx(np.sort(served)[:2].mean())  # of twelve
 
 
 def test_each_hospital_of_the_stroke_trial_is_in_the_group_of_its_country() -> None:
@@ -360,76 +253,13 @@ def test_hospitals_gain_by_the_mean_of_all_seeds() -> None:
     assert kept.gaining(mine, mine) == (0, 2)
 
 
-# ---- Figures of the papers ----
-
-
-SMALL = replace(
-    PLANS["fedcuau"], source=Digits(), model=model("mlp", (1, 8, 8), 10), participants=8, rounds=3, sample=1.0
-)
-
-
-def test_stage_one_is_the_methods_own() -> None:
-    data = SMALL.data("tiers", 0).host(SMALL.source, "local", 0, 1)[0]
-    work = Runtime(partial(build, SMALL.model, torch.nn.Module, "model"), SMALL.training, 0)
-    learner = Learner(work, data.name, *(Split.of(s.x, s.y) for s in (data.train, data.test)), {})
-    theirs = build_named("fedcuau").client_update(learner)  # type: ignore[attr-defined]
-    ours = paper_figures.stage_one(learner, 1)
-    assert (ours.diffs[AU].vector == theirs.diffs[AU].vector).all()
-    assert (paper_figures.stage_one(learner, 2).diffs[AU].vector != theirs.diffs[AU].vector).any()
-
-
-def test_distances_of_label_distributions() -> None:
-    labels = [np.array([0, 0]), np.array([0, 1])]
-    assert paper_figures.label_distances(labels).tolist() == [0.5, 0.5]  # of (1, 0) and (1/2, 1/2) to (3/4, 1/4)
-    p, q = (np.array([1.0, 0.0]) + 0.5) / 2, (np.array([0.5, 0.5]) + 0.5) / 2
-    kl = (float((p * np.log(p / q)).sum()) + float((q * np.log(q / p)).sum())) / 2
-    found = paper_figures.label_divergences(labels, smoothing=0.5)
-    assert found == pytest.approx(np.array([[0, kl], [kl, 0]]))
-
-
-def test_the_order_of_the_tiers_is_measured() -> None:
-    people = SMALL.data("tiers", 0).host(SMALL.source, "local", 0, 1)
-    one = paper_figures.order(SMALL, people, 0, 1)
-    assert -1 <= one["with_tiers"] <= 1 and 0 <= one["in_own_tier"] <= 1
-    cuau = [p["cuau"] for p in one["participants"]]
-    assert one["mean_by_tier"] == pytest.approx([np.mean(cuau[i : i + 2]) for i in (0, 2, 4, 6)])
-    (row,) = paper_figures.over_seeds([one, {**one, "seed": 1, "with_tiers": one["with_tiers"] + 0.5}])
-    assert row["seeds"] == 2 and row["with_tiers"] == pytest.approx(one["with_tiers"] + 0.25)
-    assert paper_figures.order_table([row]).count("\n") == 3
-
-
-def test_correlations_are_over_pairs() -> None:
-    divergences = np.array([[0.0, 1, 2], [1, 0, 3], [2, 3, 0]])
-    found = paper_figures.correlations({"same": divergences**2, "opposite": -divergences}, divergences)
-    assert found == pytest.approx({"same": 1, "opposite": -1})
-
-
-def test_similarityes_of_models() -> None:
-    found = paper_figures.distances(np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [1.0, 0.0, 0.0]]))
-    assert found["cosine"][0] == pytest.approx([0, 1, 0])
-    assert found["L2"][0] == pytest.approx([0, math.sqrt(5), 0])
-    assert found["LrCos"][0][2] == pytest.approx(0)
-
-
-def test_traffic_is_what_the_methods_send() -> None:
-    network = model("logistic", (1, 2, 2), 2)
-    one = 4 * (4 * 2 + 2)
-    assert traffic.bytes_of("fedavg", network) == (one, one)
-    assert traffic.bytes_of("ifca:k=3", network) == (3 * one, one)
-    assert traffic.bytes_of("feddsmic:k=3", network) == (one, one)
-
-
 @pytest.mark.parametrize(
     ("script", "given", "message"),
     [
         ("speed", "--rounds 1", r"--rounds 1 should be at least 2"),
-        ("flare_speed", "rounds --rounds 1 4", r"--rounds 1 4 should be at least 3 4"),
-        ("flare_speed", "rounds --rounds 1 4 --rows fedavg", r"--rounds 1 4 should be at least 2 3"),
-        (
-            "flare_speed",
-            "rounds --rounds 3 3 --rows wecfl",
-            r"--rounds 3 3 should be at least 2 3, and the second",
-        ),
+        ("flare_speed", "--rounds 1 4", r"--rounds 1 4 should be at least 3 4"),
+        ("flare_speed", "--rounds 1 4 --rows fedavg", r"--rounds 1 4 should be at least 2 3"),
+        ("flare_speed", "--rounds 3 3 --rows wecfl", r"--rounds 3 3 should be at least 2 3, and the second"),
     ],
 )
 def test_too_few_rounds_to_time_one_are_refused_in_one_line(
@@ -443,29 +273,8 @@ def test_too_few_rounds_to_time_one_are_refused_in_one_line(
 
 def test_the_fewest_rounds_are_enough() -> None:
     flare_speed = import_module("flare_speed")
-    for rows, few, more in ((["ifca-cam"], 3, 4), (["fedavg"], 2, 3), (["ordinary"], 1, 1)):
+    for rows, few, more in ((["ifca-cam"], 3, 4), (["fedavg"], 2, 3)):
         flare_speed.check_rounds(rows, few, more)
-
-
-@pytest.mark.parametrize(("row", "first"), [("fedavg-cuau", "cluster-0"), ("fedavg", "global"), ("fedbabu", "global")])
-def test_both_accuracies_of_a_finished_run(
-    row: str, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "commit", lambda: "abc")
-    partition = "C1+C2" if row == "fedavg" else "tiers"
-    tables.run_cell(tmp_path, SMALL, row, partition, 0, {})
-    found = json.loads((tmp_path / "after.json").read_text())
-    people = SMALL.data("tiers", 0).host(SMALL.source, "local", 0, 1)  # also those that did not train
-    x, y = (np.concatenate([getattr(data.test, what) for data in people]) for what in "xy")
-    with torch.no_grad():
-        guess = load_model(tmp_path, first)(torch.from_numpy(x)).argmax(1).numpy()
-    assert found["initial"] == pytest.approx((guess == y).mean())
-    tiers = [found[f"c{t}"] for t in (1, 2, 3, 4)]
-    assert found["personalised"] == pytest.approx(np.mean(tiers))  # two participants each
-    assert found["personalised"] != found["initial"]
-    if partition == "tiers":  # then the run has measured the same models
-        served = load_run(tmp_path).rounds[-1]["served_accuracy_unweighted"]
-        assert found["initial"] == pytest.approx(served, abs=0.02)  # test splits differ by a sample
 
 
 # The league table

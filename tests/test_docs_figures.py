@@ -19,7 +19,6 @@ import cited
 import counts
 import kept
 import pytest
-import reports
 import verdicts
 from common import Cell, add_cells
 
@@ -37,7 +36,6 @@ OF_CELLS = (
     ),
     "which-method.md",
 )
-loaded = cache(reports.content_of)
 
 
 # ---- What pages compute from what is kept ----
@@ -53,16 +51,16 @@ def main_job() -> list[float]:
 
 def speed() -> list[float]:
     """Sums and shares of the bare work."""
-    bare = loaded("speed.json")["speed"]["bare"]
+    bare = kept.measured("speed.json")["speed"]["bare"]
     whole = bare["ideal"] + bare["evaluation"]
     passes = 10 * bare["pass_320"] / whole  # of ten models
-    ifca = loaded("flare-speed.json")["rows"]["ifca"]["ratio"]
+    ifca = kept.measured("flare-speed.json")["rows"]["ifca"]["ratio"]
     two_beside_frozen_ones = 2 * (1 + 1 / 3)
     return [whole, passes, ifca / (1 + passes), two_beside_frozen_ones + 1.1 * passes]
 
 
 def attack_cells() -> list[dict[str, Any]]:
-    return loaded("attacks/attacks.jsonl")
+    return kept.measured("attacks/attacks.jsonl")
 
 
 def attacks() -> dict[tuple[Any, ...], float]:
@@ -98,21 +96,11 @@ def attacks_and_defences() -> list[float]:
     ]
 
 
-def worst_seeds() -> list[float]:
-    """The best Dice of IFCA's starts from one model, with the three seeds of the UNets with which it is low."""
-    rows = [row for row in loaded("ifca-starts.json")["rows"] if row["task"].startswith("unet")]
-    one_model = {row["design"] for row in rows} - {"plain", "dealt"}
-    best = {s: max(r["score"] for r in rows if r["seed"] == s and r["design"] in one_model) for s in range(8)}
-    assert len(one_model) == 4
-    return sorted(best.values())[2:3]
-
-
 COMPUTED: dict[str, Callable[[], list[float]]] = {
     "README.md": main_job,
     "docs/index.md": main_job,
     "docs/results/speed.md": speed,
     "docs/results/attacks.md": attacks_and_defences,
-    "docs/methods/ifca.md": worst_seeds,
 }
 
 
@@ -238,9 +226,6 @@ def test_rows_of_two_commits_are_not_laid_beside_each_other(results: Path) -> No
     kept.kept.cache_clear()
     with pytest.raises(cited.CitationError, match="of different commits"):
         cited.difference("tiny labels fesem local accuracy")
-    assert cited.difference("tiny labels fesem local accuracy", across=True) == "+0.0 (-24.8 to +24.8)"
-    add_cells(results / "other", [cell("ifca", seed, 0.8, commit="c3") for seed in range(3)])
-    assert cited.difference("tiny labels fesem other/ifca accuracy", across=True) == "+10.0 (+10.0 to +10.0)"
 
 
 def test_a_table_says_what_made_it(results: Path) -> None:
@@ -307,26 +292,6 @@ def test_means_of_rows_are_laid_out_by_partition(results: Path) -> None:
     ]
 
 
-def test_aims_are_judged_by_their_intervals(results: Path) -> None:
-    """WeCFL less FedAvg is 30, 50, 40. Less local it is 10, 20, 30, with an interval that holds zero."""
-    assert verdicts.above("1; tiny/labels; wecfl fedavg; accuracy") == "reached"
-    assert verdicts.above("1; tiny/labels; wecfl local; accuracy") == "cannot tell"
-    assert verdicts.above("2; tiny/labels; wecfl fedavg; accuracy") == "not reached"
-    assert verdicts.above("1; tiny/labels; fedavg wecfl; accuracy") == "not reached"
-    assert verdicts.everywhere("tiny labels local accuracy 40") == "reached"
-    assert verdicts.everywhere("tiny labels local accuracy 41") == "not reached"
-    assert verdicts.everywhere("tiny labels ifca accuracy 10") == "cannot tell"
-
-
-def test_two_figures_of_a_row_are_paired_by_seed(results: Path) -> None:
-    """After two rounds accuracy is half of that after one: 40, 60 and 50 points below, 25.2 to 74.8 with 95 %."""
-    asked = "tiny labels local accuracy accuracy@1"
-    assert verdicts.gap(asked) == "-50.0 (-74.8 to -25.2)"
-    assert [verdicts.near(f"{asked} {points}") for points in (75, 50, 25)] == ["reached", "cannot tell", "not reached"]
-    with pytest.raises(cited.CitationError, match="1 seeds have both figures"):
-        verdicts.gap("tiny labels ifca accuracy accuracy@1")
-
-
 @pytest.mark.parametrize(
     ("differences", "published", "said"),
     [
@@ -355,7 +320,6 @@ def test_words_follow_from_cells(results: Path) -> None:
     assert verdicts.told("tiny labels fedavg wecfl accuracy: above / level with / below") == "below"
     assert verdicts.told("tiny labels wecfl local accuracy: above / level with / below") == "level with"
     assert counts.zeros("tiny labels: wecfl/local wecfl/fedavg; accuracy") == "1 of 2"
-    assert counts.best("tiny labels accuracy: local wecfl fedavg") == "`wecfl`"
 
 
 def test_deviations_are_compared_by_fishers_interval(results: Path) -> None:

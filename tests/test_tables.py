@@ -6,19 +6,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
-from io import BytesIO
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import report
 import reports
@@ -26,13 +23,10 @@ import tables
 import torch
 from common import FILE, Cell, add_cells, load_cell, read_cells
 from kept import CELLS, MEASURED, RESULTS, folder_of
-from PIL import Image
 from plans import PLANS
 from plans.blood import stable
-from plans.plan import FIGURES, Some, model
-from report import over_rounds
+from plans.plan import FIGURES, model
 from sources import JpegNpz
-from tables import run_through_flare
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.core.errors import ConfigError
@@ -158,8 +152,6 @@ def test_the_files_name_their_commands_and_what_is_contradictory(tmp_path: Path)
     assert "| 86.81 / 60.43 (3.3) | - / - | abc |" in text
     rows = json.loads((tmp_path / "out" / "family.json").read_text())["rows"]
     assert [r["row"] for r in rows] == ["fedavg+", "ifca-con-para"]
-    for figure in ("family.png", "family-macro-f1.png"):
-        assert (tmp_path / "out" / figure).stat().st_size > 0
 
 
 def test_a_stopped_cell_goes_on_and_its_cost_is_that_of_all_attempts(
@@ -204,17 +196,17 @@ def test_kept_cells_and_their_reports_have_the_bytes_of_which_the_checksums_are(
 
 
 def test_cells_that_are_kept_once_more_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_cells(tmp_path / "fedac", read_cells(folder_of("fedac"))[:2])
+    add_cells(tmp_path / "digits", read_cells(folder_of("digits"))[:2])
     archive = tmp_path / "cells.zip"
     archive.write_bytes(CELLS.read_bytes())
     monkeypatch.setattr("kept.CELLS", archive)
     monkeypatch.setattr(reports, "CELLS", archive)
-    reports.keep_cells([tmp_path / "fedac"])
+    reports.keep_cells([tmp_path / "digits"])
     assert archive.read_bytes() == CELLS.read_bytes()
 
 
 def test_the_same_cells_give_the_same_bytes_in_any_order(tmp_path: Path) -> None:
-    found = read_cells(folder_of("fedac"))
+    found = read_cells(folder_of("shared-sets"))
     assert [c.name for c in found] == sorted((c.name for c in found), key=lambda name: name.split("/"))
     add_cells(tmp_path / "at once", found)
     for one in reversed(found):
@@ -229,16 +221,6 @@ def test_a_cell_takes_the_place_of_an_older_one_of_its_name(tmp_path: Path) -> N
     cell(tmp_path, "wecfl", 0, [0.7])
     found = {one.facts["row"]: one.rounds[0]["served_accuracy"] for one in read_cells(tmp_path)}
     assert found == {"fedavg": 0.6, "wecfl": 0.7}
-
-
-@pytest.mark.parametrize(("accuracy", "drawn"), [([None, 0.5], False), ([0.4, 0.5], True)])
-def test_a_report_has_pictures_if_there_is_more_than_one_round_to_draw(
-    tmp_path: Path, accuracy: list[float | None], drawn: bool
-) -> None:
-    cell(tmp_path / "cells", "fedavg", 0, accuracy)
-    report.write_report(tmp_path / "cells", tmp_path / "out")
-    assert (tmp_path / "out.md").is_file()
-    assert (tmp_path / "out.png").exists() == drawn
 
 
 def test_a_process_that_is_killed_while_it_writes_leaves_the_cells_as_they_were(
@@ -325,34 +307,25 @@ def test_partitions_can_be_dealt(plan: Any) -> None:
         sizes = {"lo": 5, "hi": 20} if rule["partition"] == "quantity" else {}
         data = replace(small, partitions={name: {**rule, **sizes}}).data(name, 0)
         dealt = [*data.host(small.source, "local", 0, 1), *data.newcomers(small.source)]
-        assert len(dealt) == 20 * len(plan.groups.get(name, (0,))) / (4 if name in plan.groups else 1)
+        assert len(dealt) == 20
         plan.data(name, 0)  # as many participants as the plan has
-
-
-def test_of_some_groups_the_participants_are_those_of_the_whole_partition() -> None:
-    plan = replace(PLANS["fedcuau"], source=Digits(), participants=8)
-    whole = plan.data("tiers", 0).host(plan.source, "local", 0, 1)
-    some = plan.data("C3+C4", 0)
-    assert isinstance(some, Some)
-    found = some.host(plan.source, "local", 0, 1)
-    assert [data.name for data in found] == ["p4", "p5", "p6", "p7"]
-    assert all((a.train.x == b.train.x).all() for a, b in zip(found, whole[4:]))
 
 
 def test_a_table_is_its_rows_on_its_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     monkeypatch.setattr(tables, "run_cell", lambda folder, *_: done.append(str(folder.relative_to(tmp_path))))
-    for asked in (["--table", "7.6"], ["--table", "3.1", "7.1", "--rows", "k5", "--partitions", "cluster_n_class"]):
+    for asked in (["--table", "7.6"], ["--table", "3.1", "7.1", "--rows", "warmup", "--partitions", "cluster_n_class"]):
         command = ["tables.py", "run", "--plan", "family-cifar10", "--out", str(tmp_path), *asked]
         monkeypatch.setattr(sys, "argv", command)
         tables.main()
     warmups = [f"ifca-cam-w{share}" for share in (0, 10, 20, 40, 50)]
-    k5 = [f"{row}-k5" for row in ("fedavg+", "fedprox+", "ifca", "fesem", "wecfl", "ifca-cam", "fesem-cam")]
     assert done == [
         *(f"dirichlet/{row}-m50-r60-s0" for row in ("ifca", "ifca-cam", *warmups)),
-        *(f"cluster_n_class/{row}-m50-r60-s0" for row in k5),
+        *(f"cluster_n_class/{row}-m50-r60-s0" for row in warmups),
     ]
-    monkeypatch.setattr(sys, "argv", ["tables.py", "run", "--plan", "fedac", "--out", str(tmp_path), "--table", "3.1"])
+    monkeypatch.setattr(
+        sys, "argv", ["tables.py", "run", "--plan", "shared-sets", "--out", str(tmp_path), "--table", "3.1"]
+    )
     with pytest.raises(SystemExit, match=r"table '3\.1' is unknown; there are none"):
         tables.main()
 
@@ -369,8 +342,7 @@ def test_what_is_published_of_a_table_is_a_row_of_it(plan: Any) -> None:
             for row, entries in figures.items()
             if any(number in entry["tables"] for entry in entries)
         }
-        k5 = {row for row in plan.sweeps["k5"] if row.removesuffix("-k5") in rows}
-        expected = {(partition, row) for partition in partitions for row in {*plan.expanded(rows), *k5}}
+        expected = {(partition, row) for partition in partitions for row in plan.expanded(rows)}
         assert published <= expected
         assert number == "7.6" or published == expected
 
@@ -415,7 +387,9 @@ def test_names_of_cells() -> None:
     assert FAMILY.method("wecfl:k=3 + proximal:mu=0.1") == ("wecfl:k=3", "proximal:mu=0.1")
     assert FAMILY.method("ifca-cam-w20") == ("ifca-cam:k=10,assignment_samples=320,warmup=12",)  # of 60 rounds
     assert FAMILY.altered({"rounds": 30}).method("fesem-cam") == ("fesem-cam:k=10,warmup=9",)
-    assert PLANS["fedac"].expanded(["fedavg", "likeness", "fedac:k=3"]) == ["fedavg", "fedac-l2", "fedac:k=3"]
+    assert PLANS["feddsmic"].expanded(["fedavg", "indicator", "fedac:k=3"]) == [
+        *("fedavg", "feddsmic-n1", "feddsmic-n100", "fedac:k=3"),
+    ]
 
 
 def test_a_row_without_a_name_and_with_settings_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,10 +399,9 @@ def test_a_row_without_a_name_and_with_settings_of_its_own(tmp_path: Path, monke
     for more in (["--rows", "fedavg"], ["--rows", "fedavg", "wecfl:k=2,seed=1", "--set", "lr=0.1", "local_steps=1"]):
         monkeypatch.setattr(sys, "argv", [*command, *more])
         tables.main()
-    asked = ["keep", "--cells", str(tmp_path / "cells"), "--to", str(tmp_path / "kept")]
-    for said in (asked, ["report", "--cells", str(tmp_path / "kept"), "--out", str(tmp_path / "out")]):
-        monkeypatch.setattr(sys, "argv", ["tables.py", *said])
-        tables.main()
+    asked = ["report", "--cells", str(tmp_path / "cells"), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["tables.py", *asked])
+    tables.main()
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["training"]["lr"] == 0.001
     assert [(r["row"], r["settings"]) for r in content["rows"]] == [
@@ -494,67 +467,20 @@ def test_figures_are_of_the_best_rounds_where_the_paper_says_so(tmp_path: Path) 
 
 
 def test_what_was_measured_after_a_run_is_a_figure_of_its_row(tmp_path: Path) -> None:
-    for seed, initial in ((0, 0.5), (1, 0.7)):
-        cell(tmp_path, "fedavg", seed, [0.5], after={"initial": initial, "c1": 0.25}, plan="fedcuau", partition="C1")
+    for seed, sound in ((0, 0.5), (1, 0.7)):
+        cell(tmp_path, "fedavg", seed, [0.25], after={"sound": sound, "sound_ari": 0.25}, plan="blood")
     row = only_row(tmp_path)
-    assert row["initial"]["mean"] == pytest.approx(60)
-    assert row["c1"] == {"mean": 25, "std": 0}
-    assert row["units"]["initial"] == pytest.approx((60 - 82.76) / 200**0.5)
-    assert report.markdown_row(row).startswith("| fedavg | 1 | 4 | 0, 1 | 60.00±14.14 | - | 25.00±0.00 |")
-
-
-def test_curves_are_means_over_seeds_of_the_rounds_that_all_have(tmp_path: Path) -> None:
-    cell(tmp_path, "wecfl", 0, [0.1, None, 0.5, 0.6])
-    cell(tmp_path, "wecfl", 1, [0.3, 0.4, 0.7, 0.8])
-    assert over_rounds(report.finished(tmp_path), "served_accuracy") == pytest.approx({0: 0.2, 2: 0.6, 3: 0.7})
-
-
-def digits_as_jpegs(path: Path) -> JpegNpz:
-    """The digits in the benchmarks' own data source."""
-    arrays: dict[str, Any] = {}
-    for split, samples in zip(("train", "test"), Digits().load()):
-        files = []
-        for image in (255 * samples.x[:, 0]).astype(np.uint8):
-            file = BytesIO()
-            Image.fromarray(image).save(file, "JPEG")
-            files.append(file.getvalue())
-        arrays[f"{split}_jpeg"] = np.frombuffer(b"".join(files), np.uint8)
-        arrays |= {f"{split}_offsets": np.cumsum([0, *map(len, files)]), f"{split}_labels": samples.y}
-    np.savez(path, **arrays)
-    return JpegNpz(str(path))
-
-
-@pytest.mark.slow
-def test_a_cell_through_flare_is_the_loop_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through FLARE it is stopped after two rounds, and goes on; its data source is no part of cfl_flare."""
-    monkeypatch.setattr(tables, "commit", lambda: "abc")
-    for name in ("CFL_STATE_ROOT", "PYTHONPATH"):  # so that the cell's own do not stay
-        monkeypatch.setenv(name, os.environ.get(name, ""))
-    monkeypatch.delenv("CFL_WARM", raising=False)  # a fork's seconds would not be counted
-    plan = replace(SMALL, source=digits_as_jpegs(tmp_path / "digits.npz"))
-    small = plan.altered({"rounds": 4})
-    tables.run_cell(tmp_path / "loop", small, "wecfl:k=2", "dirichlet", 0, {})
-    method = build_named("wecfl:k=2", ())
-    (tmp_path / "flare").mkdir()
-    assert run_through_flare(tmp_path / "flare", plan.altered({"rounds": 2}), method, "dirichlet", 0, 2) == 2
-    for left in ("clusters", "state"):  # as if it had not come to its end
-        shutil.rmtree(tmp_path / "flare" / left)
-    tables.run_cell(tmp_path / "flare", small, "wecfl:k=2", "dirichlet", 0, {}, 2)
-    one, two = (load_run(tmp_path / name) for name in ("loop", "flare"))
-    assert [r["round"] for r in two.rounds] == [0, 1, 2, 3]
-    key = "served_accuracy"
-    assert [r[key] for r in two.rounds] == pytest.approx([r[key] for r in one.rounds], abs=1e-6)
-    for same in ("bytes_up", "run", "training", "data", "model"):
-        assert two.summary[same] == one.summary[same], same
-    facts = json.loads((tmp_path / "flare" / "cell.json").read_text())
-    assert (facts["flare"], facts["attempts"][0]["rounds"]) == (2, 2)
-    assert facts["cpu_seconds"] > 2  # a site's process costs more than that to start
+    assert row["sound"]["mean"] == pytest.approx(60)
+    assert row["sound_ari"] == {"mean": 0.25, "std": 0}
+    assert report.markdown_row(row).startswith(
+        "| fedavg | 1 | 4 | 0, 1 | 25.00±0.00 | 12.50±0.00 | 2.50±0.00 | 60.00±14.14 | 0.25±0.00 |"
+    )
 
 
 def test_cells_of_two_plans_make_no_table(tmp_path: Path) -> None:
     cell(tmp_path, "fedavg", 0, [0.5])
-    cell(tmp_path, "fedavg", 1, [0.5], plan="fedac")
-    with pytest.raises(SystemExit, match="of the plans family, fedac"):
+    cell(tmp_path, "fedavg", 1, [0.5], plan="digits")
+    with pytest.raises(SystemExit, match="of the plans family, digits"):
         report.finished(tmp_path)
 
 
@@ -562,10 +488,7 @@ SMALLEST: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "family": ("wecfl:k=2", "cluster_dirichlet", {"participants": 10}),
     "family-cifar10": ("ifca-cam:k=2,assignment_samples=8,warmup=50%", "n_class", {"participants": 10, "rounds": 2}),
     "research": ("fedavg", "alpha-0.5", {"local_steps": 1, "evaluate_every": 1}),
-    "fedac": ("ifca:k=2", "n_class", {"participants": 4, "sample": 2}),
-    "fedcuau": ("fedavg", "C1+C2", {"participants": 40, "sample": 2, "model": "logistic"}),
     "feddsmic": ("feddsmic", "alpha0.5", {"participants": 4}),
-    "feddsmic-blood": ("feddsmic", "alpha1", {"participants": 4}),
     "blood": ("wecfl", "both", {"participants": 8, "outliers": 2, "model": "logistic"}),
     "paired": ("ifca:k=2,assignment_samples=8", "cluster_dirichlet", {"participants": 10}),
     "digits": ("majority", "labels_permuted", {"participants": 8}),
@@ -576,7 +499,6 @@ SMALLEST: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "stroke": ("fedavg-bias", "natural", {"measured_on": "validation"}),
     "heart": ("fedper", "natural", {}),
     "flamby-heart": ("fedadagrad", "natural", {}),
-    "stroke-years": ("ifca-2", "natural", {"parts": "random", "swapped": True}),
     "rotations": ("cfl-gp:k=2", "four", {"participants": 10, "unseen": 2, "local_epochs": None, "local_steps": 1}),
     "rotations-eight": ("fesem", "eight", {"participants": 10}),
     "later-digits": ("clove:k=2", "labels_permuted", {"participants": 8, "rounds": 2}),

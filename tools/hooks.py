@@ -13,7 +13,7 @@ A page asks for it by a comment on a line of its own:
 ``python tools/hooks.py`` writes it into the pages below the comments; a test holds it current.
 
 Pages may link to files of the repository outside ``docs``: those that are part of the site (`OUTSIDE`) are linked
-there, others are named. Reports and their pictures are written for the site, from the cells of `benchmarks/results`.
+there, others are named. Reports are written for the site, from the cells of `benchmarks/results`.
 """
 
 from __future__ import annotations
@@ -54,14 +54,13 @@ OUTSIDE = (
     "SECURITY.md",
     "examples/*/README.md",
     "benchmarks/results/*/*.md",
-    "benchmarks/results/**/*.png",
     "benchmarks/results/**/*.json",
     "benchmarks/results/**/*.jsonl",
     "docs/images/*.png",
 )
 REPORTS = (
-    *("paired", "digits", "shared-sets", "family", "family-cifar10", "blood", "private"),
-    *("fedac", "fedcuau", "feddsmic"),
+    *("paired", "digits", "shared-sets", "family-cifar10", "blood", "private"),
+    "feddsmic",
     *("rotations", "rotations-eight", "later-digits", "later-blood"),
 )
 COLUMNS = (
@@ -70,14 +69,11 @@ COLUMNS = (
     "seeds",
     "accuracy",
     "sound labels",
-    "initial",
-    "personalised",
     "macro-F1",
     "worst",
     "worst tenth",
     "bottom",
     "unseen",
-    "unseen, by loss",
     "ARI",
     "ARI of the first clustering",
     "ARI of the last",
@@ -92,7 +88,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages and figures that lie outside ``docs``, or are written for the site."""
+    """Adds the pages and pictures that lie outside ``docs``, or are written for the site."""
     write_all()
     for folder in (ROOT, BUILT):
         for path in (path for pattern in OUTSIDE for path in sorted(folder.glob(pattern))):

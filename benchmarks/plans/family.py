@@ -4,13 +4,9 @@
 
     tables.py run --plan family --table 3.1 --out cells                       a table, all of its rows and partitions
     tables.py run --plan family-cifar10 --table 7.6 --out cells               warm-up lengths of IFCA-CAM
-    tables.py run --plan family --table 7.1 --rows k5 --out cells             its rows with K = 5
-    tables.py run --plan family --rows ifca samples --out cells               on how many samples IFCA assigns
     tables.py run --plan family-cifar10 --rows ifca fesem wecfl --partitions cluster_n_class --out cells  Fig. 3.2
-    tables.py run --plan family --rows wecfl wecfl-k5 k --partitions cluster_dirichlet --out cells        Fig. 3.3
 
-The rows that a table has with K = 5 are the sweep ``k5``: they are run when they are asked for. The CIFAR-10 images are
-the JPEG version.
+The CIFAR-10 images are the JPEG version.
 
 The plan ``paired`` has these methods beside each other on Fashion-MNIST, with three seeds and more.
 A seed is of data, initial models and batches. It is measured after every tenth round, and its figures are those of the
@@ -100,10 +96,6 @@ PLAN = Plan(
         "ifca-cks": (f"ifca:{IFCA}", CKS),
     },
     sweeps={
-        "k5": {f"{row}-k5": method for row, method in clustered(5).items()},
-        "k": {f"wecfl-k{k}": (f"wecfl:k={k}",) for k in (2, 3, 15)},
-        "mode": {"ifca-batch-statistics": (f"plans.BatchStatisticsIFCA:{IFCA}",)},
-        "samples": {"ifca-32": ("ifca:k=10,assignment_samples=32",), "ifca-all": ("ifca:k=10",)},
         "warmup": {f"ifca-cam-w{share}": (f"ifca-cam:{IFCA},warmup={share}%",) for share in (0, 10, 20, 40, 50)},
     },
     tables={

@@ -12,24 +12,21 @@ smallest log-loss on the validation patients of a seed that is none of the five 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from sources import FLambyHeart, Years
+from sources import FLambyHeart
 
-from cfl_flare.core.params import Params
 from cfl_flare.data.hospitals import Heart, Stroke
 from cfl_flare.engine.server import Server
-from cfl_flare.methods import IFCA, Download, ServerState, cluster_slot
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.histograms import NARROW, REACH
-from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
-from plans.plan import BASELINES, Plan, Rows
+from plans.plan import BASELINES, Plan
 
 # ---- How well probabilities are calibrated over all participants' samples ----
 
@@ -69,7 +66,7 @@ def calibration_error(counts: np.ndarray) -> float:
     return float(np.abs(gaps).sum() / total.sum())
 
 
-# ---- Groups that everyone knows beforehand: a model for each country ----
+# ---- Groups that everyone knows beforehand: the countries ----
 
 
 @cache
@@ -82,23 +79,6 @@ def countries() -> dict[str, int]:
     people = plan.data("natural", 0).resolved(source).host(source, "local", 0, 1)
     numbers = sorted({person.group for person in people if person.group is not None})
     return {person.name: numbers.index(person.group) for person in people if person.group is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ByCountry(IFCA):
-    """FedAvg in each country of the stroke trial: a hospital trains its country's model, and chooses nothing."""
-
-    name: ClassVar[str] = "by-country"
-
-    k: int = 31
-
-    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
-        """All begin with the same model."""
-        return ServerState(bank={cluster_slot(k): initial(0) for k in range(self.k)})
-
-    def choose(self, learner: Learner, download: Download) -> int:
-        """The country's."""
-        return countries()[learner.participant]
 
 
 # ---- The plans ----
@@ -181,12 +161,6 @@ ROWS = {
     "fedac": ("fedac:k=2", WIDE),
     "fedcuau": ("fedcuau:k=2", WIDE),
 }
-# Groups that are known beforehand.
-COUNTRIES: Rows = {
-    "country": ("plans.hospitals.ByCountry",),
-    "country-bias": ("plans.hospitals.ByCountry", BIAS),
-}
-
 STROKE = Plan(
     name="stroke",
     title="Stroke at 187 hospitals",
@@ -194,7 +168,7 @@ STROKE = Plan(
     model=logistic(45),
     training=TrainSettings(lr=0.3, momentum=0.0, local_epochs=1, task="binary", measures=("brier",), score_bins=200),
     partitions={"natural": {"partition": "natural"}},
-    rows={**ROWS, **COUNTRIES},
+    rows=ROWS,
     sweeps={"search": {text: tuple(text.split(" + ")) for text in SEARCH}},
     participants=187,
     rounds=20,
@@ -262,20 +236,5 @@ FLAMBY = replace(
     columns=("mean_accuracy", "accuracy", "pooled_auroc", "mean_auroc", "loss", "brier", "pooled_ece"),
     compared=("mean_accuracy",),
     split_seed=False,
-    validation=0.0,
-)
-
-# Patients by date: hospitals with 24 patients or more in the year after their first one, and as many later.
-YEARS = replace(
-    STROKE,
-    name="stroke-years",
-    title="Stroke at 89 hospitals: the first year, and later",
-    source=Years(),
-    rows={
-        **{row: ROWS[row] for row in ("majority", "local", "fedavg", "fedavg-bias")},
-        **{row: ROWS[row] for row in ("ifca-2", "ifca-2-bias", "ifca-4", "wecfl-2-bias")},
-    },
-    sweeps={},
-    participants=89,
     validation=0.0,
 )

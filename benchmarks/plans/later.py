@@ -1,30 +1,27 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""What was published after the five papers: CLoVE, CFL-GP, FedSoft, FLUX and given groups, beside what was there.
+"""What was published after the five papers: CLoVE, CFL-GP and given groups, beside what was there.
 
 A seed is of deal, initial models and batches, for all rows of a partition. A round is an exchange: in a round of losses
-(CLoVE) or of descriptors (FLUX) nobody trains. Settings are each method's defaults, with the true number of groups as
+(CLoVE) nobody trains. Settings are each method's defaults, with the true number of groups as
 K, or twice that number where the method finds it. Figures are those of the end.
 
     tables.py run --plan rotations --seeds 0 1 2 3 4 --out cells
     tables.py run --plan stroke-groups --rows search --seeds 100 --set measured_on=validation --out search
 
 * ``rotations``: Fashion-MNIST turned by 0, 90, 180 and 270 degrees, 48 participants of 500 images, CLoVE's network.
-  Eight participants, drawn by the seed, join the finished run, so that about ten of each group train. CLoVE's tables
+  Eight participants, drawn by the seed, are held back, so that about ten of each group train. CLoVE's tables
   have 100 rounds, and MNIST; here are 20. The rate was the best of 0.02, 0.05 and 0.1 on seed 100, for FedAvg and for
   WeCFL.
 * ``rotations-eight``: turned by 0, 15, 90, 105, 180, 195, 270 and 275 degrees, 128 participants and K = 4, CFL-GP's
   network. Two angles that are 15 degrees or less apart count as one group in ``first_ari`` and ``last_ari``. The paper
   has MNIST with 382 images a participant; here are 187.
 * ``later-digits``: scikit-learn's digits with permuted labels, as in the plan ``digits``.
-* ``later-blood``: blood cells at 28 hospitals, four of which join the finished run, in four groups by the cells that
+* ``later-blood``: blood cells at 28 hospitals, four of which are held back, in four groups by the cells that
   they see or by their scanners. The plan ``blood`` has 40 hospitals, 40 rounds and a rate of 0.01, with which 30 rounds
   are too few: 0.05 was the best of 0.01, 0.03, 0.05 and 0.1 on seed 100, for FedAvg and for WeCFL.
 * ``stroke-groups``: 187 hospitals; their countries as given groups, and groups that are found. Rates and K (2 or 3) are
   those of the smallest log-loss on the validation patients of seed 100 (sweep ``search``).
-
-Newcomers are placed by their method's own rule (``unseen``), and by the smallest loss of the clusters' models on their
-labelled samples (``unseen_by_loss``). FLUX's own rule reads no labels.
 """
 
 from __future__ import annotations
@@ -40,18 +37,16 @@ import numpy as np
 from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
-from cfl_flare.core.arrays import load_arrays
-from cfl_flare.core.config import from_dict, require
-from cfl_flare.core.errors import CFLError, DataError
-from cfl_flare.data import DataConfig, DataSource, Npz, ParticipantData
+from cfl_flare.core.config import require
+from cfl_flare.core.errors import DataError
+from cfl_flare.data import DataSource, Npz
 from cfl_flare.data.samples import Samples
-from cfl_flare.engine.newcomers import Finished
 from cfl_flare.methods import Groups
 from cfl_flare.models import ImageNetwork
-from cfl_flare.results.run_dir import ASSIGNMENTS, MODELS, load_run, read_lines
+from cfl_flare.results.run_dir import ASSIGNMENTS, load_run, read_lines
 from cfl_flare.training.settings import TrainSettings
 from plans import blood, family, hospitals
-from plans.plan import BASELINES, Plan, Rows, learner_of, model, runtime_of
+from plans.plan import BASELINES, Plan, Rows, model
 
 # ---- Data, a network, and countries as given groups ----
 
@@ -107,7 +102,7 @@ class Countries(Groups):
 
 
 def after(plan: Plan, folder: Path, merged: int = 1) -> dict[str, Any]:
-    """The worst tenth of the participants, agreement with the true groups, and how newcomers fare.
+    """The worst tenth of the participants, and agreement with the true groups.
 
     Args:
         merged: so many neighbouring groups count as one.
@@ -117,7 +112,6 @@ def after(plan: Plan, folder: Path, merged: int = 1) -> dict[str, Any]:
     return {
         "tenth_accuracy": float(accuracy[: math.ceil(len(accuracy) / 10)].mean()),
         **agreement(folder, merged),
-        **(newcomers(plan, folder) if plan.unseen else {}),
     }
 
 
@@ -135,42 +129,6 @@ def agreement(folder: Path, merged: int = 1) -> dict[str, float]:
     }
 
 
-_HELD_BACK: dict[str, list[ParticipantData]] = {}
-
-
-def held_back(source: DataSource, config: DataConfig) -> list[ParticipantData]:
-    """The newcomers of a deal; the last one is not dealt again for the next row."""
-    deal = repr((source, config))
-    if deal not in _HELD_BACK:
-        _HELD_BACK.clear()
-        _HELD_BACK[deal] = config.newcomers(source)
-    return _HELD_BACK[deal]
-
-
-def newcomers(plan: Plan, folder: Path) -> dict[str, float]:
-    """Mean accuracy of newcomers, placed by the method's rule, and by the smallest loss of the clusters' models.
-
-    Nothing where the run has no state that they could join.
-    """
-    summary = load_run(folder).summary
-    work = runtime_of(summary["model"], from_dict(TrainSettings, summary["training"], "training"), summary["seed"])
-    config = from_dict(DataConfig, summary["data"], "data")
-    files = sorted((folder / MODELS).glob("cluster-*.safetensors"))
-    models = [work.resident.layout.pack(load_arrays(path)[0]) for path in files]
-    accuracies: dict[str, list[float]] = {"unseen": [], "unseen_by_loss": []}
-    try:
-        finished = Finished(folder)
-        for data in held_back(plan.source_of(summary["seed"]), config):
-            accuracies["unseen"].append(finished.join(data).metrics["served_accuracy"])
-            if models:
-                learner = learner_of(work, data)
-                nearest = models[int(learner.losses(models).argmin())]
-                accuracies["unseen_by_loss"].append(learner.evaluate(nearest)["accuracy"])
-    except CFLError:
-        return {}
-    return {name: float(np.mean(values)) for name, values in accuracies.items() if values}
-
-
 # ---- The plans ----
 
 
@@ -184,8 +142,6 @@ def clustered(k: int) -> Rows:
         "clove": (f"clove:k={k}",),
         "clove-silhouette": (f"clove:k={2 * k},silhouette=True",),
         "cfl-gp": (f"cfl-gp:k={k}",),
-        "fedsoft": (f"fedsoft:k={k}",),
-        "flux": ("flux",),
     }
 
 
@@ -206,7 +162,7 @@ ROTATIONS = Plan(
     evaluate_every=20,
     partitions={"four": {**TURNED, "groups": 4, "angles": [90, 180, 270]}},
     rows=ROWS,
-    columns=(*FIGURES, "unseen", "unseen_by_loss"),
+    columns=FIGURES,
     averaged=("last", 1),
     after=after,
 )
@@ -230,8 +186,7 @@ DIGITS = replace(
     evaluate_every=30,
     indicator_samples=0,
     partitions={"labels_permuted": family.DIGITS.partitions["labels_permuted"]},
-    # As in FLUX's code: the default of ten samples of a class is more than anybody has.
-    rows={**ROWS, "flux-two": ("flux:fewest=2",)},
+    rows=ROWS,
     columns=FIGURES,
     after=after,
 )
@@ -249,7 +204,7 @@ BLOOD = replace(
     rows=ROWS,
     sweeps={},
     tables={},
-    columns=(*FIGURES, "unseen", "unseen_by_loss"),
+    columns=FIGURES,
     averaged=("last", 1),
     after=after,
 )
@@ -257,8 +212,8 @@ FAST = hospitals.FAST
 RATES = (("", ()), (" fast", (FAST,)))
 COUNTRIES = "plans.later.Countries"
 CANDIDATES = (
-    *(f"{row}:k={k}" for row in ("ifca", "fesem", "wecfl", "clove", "cfl-gp", "fedsoft") for k in (2, 3)),
-    *("wecfl:k=auto", "clove:k=6,silhouette=True", "flux", "finetune", COUNTRIES, f"{COUNTRIES}:warmup=10"),
+    *(f"{row}:k={k}" for row in ("ifca", "fesem", "wecfl", "clove", "cfl-gp") for k in (2, 3)),
+    *("wecfl:k=auto", "clove:k=6,silhouette=True", "finetune", COUNTRIES, f"{COUNTRIES}:warmup=10"),
     *(f"{COUNTRIES}:warmup=10,pull={pull}" for pull in (0.1, 1.0)),
 )
 STROKE = replace(
@@ -271,7 +226,6 @@ STROKE = replace(
         **clustered(3),
         "ifca": ("ifca:k=2", FAST),
         **{row: (*clustered(3)[row], FAST) for row in ("clove", "clove-silhouette", "cfl-gp")},
-        "fedsoft": ("fedsoft:k=2",),
         "countries": (COUNTRIES,),
         "countries-warm": (f"{COUNTRIES}:warmup=10",),
     },

@@ -8,21 +8,16 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torch import nn
-
-from cfl_flare.core.config import build, from_dict, parse_spec, require
+from cfl_flare.core.config import from_dict, parse_spec, require
 from cfl_flare.core.seeds import stream
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
 from cfl_flare.data.summary import participant_names
 from cfl_flare.engine.server import ServerSettings
-from cfl_flare.methods import Method
 from cfl_flare.models import MODELS
-from cfl_flare.training.learner import Learner
-from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 
 # ---- Figures of a row ----
@@ -62,12 +57,8 @@ FIGURES: dict[str, Figure] = {
     "worst_accuracy": Figure("served_worst_accuracy", 100, "worst"),
     "bottom_accuracy": Figure("served_bottom_accuracy", 100, "bottom"),
     "unseen": Figure("unseen", 100, "unseen"),
-    "unseen_by_loss": Figure("unseen_by_loss", 100, "unseen, by loss"),
-    "initial": Figure("initial", 100, "initial"),
     "sound": Figure("sound", 100, "sound labels"),
     "sound_ari": Figure("sound_ari", 1, "ARI of sound"),
-    "personalised": Figure("personalised", 100, "personalised"),
-    **{tier: Figure(tier, 100, tier.upper()) for tier in ("c1", "c2", "c3", "c4")},
     "ari": Figure("ari", 1, "ARI"),
     "first_ari": Figure("first_ari", 1, "ARI of the first clustering"),
     "last_ari": Figure("last_ari", 1, "ARI of the last"),
@@ -83,7 +74,7 @@ FIGURES: dict[str, Figure] = {
 PUBLISHED = Path(__file__).parents[1] / "published.json"
 SCHEDULED = ("participants", "rounds", "sample", "evaluate_every", "min_samples", "indicator_samples", "unseen")
 OF_DATA = ("outliers", "data_seed", "validation", "measured_on")
-OF_SOURCE = ("scaling", "pooled", "parts", "swapped")  # of sources that have them
+OF_SOURCE = ("scaling", "pooled")  # of sources that have them
 OF_SERVER = ("server_optimizer", "server_lr", "server_tau", "server_beta1", "server_beta2")
 
 Rows = Mapping[str, tuple[str, ...]]
@@ -119,21 +110,6 @@ def _hosted(what: str, deal: Callable[[], list[ParticipantData]]) -> list[Partic
         _LAST.clear()
         _LAST[what] = deal()
     return list(_LAST[what])
-
-
-@dataclass(frozen=True)
-class Some(DataConfig):
-    """Of a simulation's participants those of some true groups; the others keep their samples and take no part.
-
-    Attributes:
-        groups: those that take part.
-    """
-
-    groups: tuple[int, ...] = ()
-
-    def host(self, source: DataSource, site: str, index: int, sites: int) -> list[ParticipantData]:
-        """The participants of the site that are in these groups."""
-        return [data for data in super().host(source, site, index, sites) if data.group in self.groups]
 
 
 @dataclass(frozen=True)
@@ -185,7 +161,6 @@ class Plan:
         rounds: of a cell, unless others are asked for.
         sweeps: further rows, by the name of what is swept in them.
         tables: of the paper, by number: the partitions and rows (or sweeps) of each.
-        groups: of a partition's participants only those of these true groups take part.
         sample: participants a round, a share or a count.
         evaluate_every: rounds between measurements.
         min_samples: fewest training samples of a participant.
@@ -201,7 +176,6 @@ class Plan:
         measured_on: what models are measured on, as of `DataConfig`.
         server: further settings of what the server schedules.
         after: what is measured of a finished run beside its rounds, from its folder.
-        refuse: raises ConfigError for a method that ``after`` cannot measure.
     """
 
     name: str
@@ -215,7 +189,6 @@ class Plan:
     rounds: int
     sweeps: Mapping[str, Rows] = field(default_factory=dict)
     tables: Mapping[str, tuple[Sequence[str], Sequence[str]]] = field(default_factory=dict)
-    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     sample: float | int = 1.0
     evaluate_every: int = 1
     min_samples: int = 8
@@ -231,7 +204,6 @@ class Plan:
     measured_on: Literal["test", "validation"] = "test"
     server: Mapping[str, Any] = field(default_factory=dict)
     after: Callable[[Plan, Path], Mapping[str, float]] | None = None
-    refuse: Callable[[Method], None] | None = None
 
     @cached_property
     def published(self) -> dict[str, Any]:
@@ -285,8 +257,6 @@ class Plan:
         seed = seed if self.data_seed is None else self.data_seed
         rule, common = dict(self.partitions[partition]), ("min_samples", "indicator_samples", "unseen")
         held = {name: getattr(self, name) for name in (*common, "validation", "measured_on")}
-        if partition in self.groups:
-            return Some(self.participants, rule, seed, groups=self.groups[partition], **held)
         if self.outliers:
             return Outliers(self.participants, rule, seed, random_labels=self.random_labels, **held)
         return Remembered(self.participants, rule, seed, **held)
@@ -319,17 +289,3 @@ class Plan:
         if changed := {name: settings[name] for name in of_source if name in settings}:
             own["source"] = replace(self.source, **changed)  # type: ignore[type-var]
         return replace(self, training=from_dict(TrainSettings, training, "training"), **own)
-
-
-# ---- Participants that train and are measured outside a run ----
-
-
-def runtime_of(model: Mapping[str, Any], training: TrainSettings, seed: int) -> Runtime:
-    """Where they train a model, which is named as in a job."""
-    return Runtime(partial(build, model, nn.Module, "model"), training, seed)
-
-
-def learner_of(runtime: Runtime, data: ParticipantData, round_number: int = 0) -> Learner:
-    """A participant with its own samples, in a round."""
-    train, test = (Split.of(samples.x, samples.y) for samples in (data.train, data.test))
-    return Learner(runtime, data.name, train, test, {}, round_number)

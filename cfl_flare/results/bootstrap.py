@@ -5,7 +5,7 @@
 An interval lies around the measure's own value and has the draws' standard deviation. A share's is symmetric in its
 log-odds, and that of another measure that is never negative in its logarithm (delta method). Draws decide its width
 alone: a draw lacks samples of the split, and with them rare classes, so that a macro-F1 is lower on most draws than on
-the split itself. Draws by class have intervals that are too narrow; `benchmarks/coverage.py` compares them.
+the split itself. Draws by class have intervals that are too narrow.
 
 An interval of a difference holds the middle 95 % of its draws. A draw on which a measure is not defined is left out,
 and an interval needs half of them. Participants are drawn independently of one another. So in a mean over them, others
@@ -274,7 +274,7 @@ def worst_tenth(draws: Draws, key: str, points: Mapping[str, float], metric: Met
 
     Those who are the worst of the test splits are worse there than they are. By how much, draws say: of each of them
     another tenth is the worst, and its mean is worse than the tenth's of the splits. Towards the others, the interval
-    reaches twice that further; `benchmarks/coverage.py` measures how often it holds the truth.
+    reaches twice that further.
     """
     drawn = zip(draws.participants, map(filled, draws.values.get(key, ())))
     rows = {name: row for name, row in drawn if row is not None}
