@@ -19,6 +19,7 @@ from cfl_flare.cli.options import Parser, add_settings, given, say
 from cfl_flare.cli.simulate import Simulation, simulate
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.data import DataConfig, DataSource, SiteData
+from cfl_flare.data.classes import describe_classes
 from cfl_flare.data.columns import Columns
 from cfl_flare.data.table import Table as PatientTable
 from cfl_flare.engine.newcomers import Finished, Newcomer, joining_rule
@@ -107,7 +108,8 @@ def partition(arguments: argparse.Namespace) -> None:
         f"{report.train_unused} training and {report.test_unused} test samples unused; "
         f"{'no sample is dealt twice' if report.disjoint else 'SAMPLES ARE DEALT TWICE'}"
     )
-    say(console, *config.described(source), summary)
+    class_lines = describe_classes(report.classes, (report.train_total + report.test_total).tolist())
+    say(console, *config.described(source), *class_lines, summary)
     if arguments.show:
         print_whole(console, partition_table(report))
     if figure is not None:

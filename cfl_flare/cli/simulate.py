@@ -27,7 +27,7 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import RunFailedError
 from cfl_flare.core.files import make_folder
 from cfl_flare.core.settings import changed, check_settings, setting
-from cfl_flare.data.summary import DataSummary, clipped_line
+from cfl_flare.data.summary import DataSummary, class_lines, clipped_line
 from cfl_flare.engine.loop import class_facts, run_loop
 from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.engine.plan import RunPlan
@@ -79,7 +79,7 @@ def simulate(
     runs = []
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:
         console = Console(file=terminal)
-        say(console, *plan.data.described(plan.reader), *clipped_line(hosted))
+        say(console, *plan.data.described(plan.reader), *class_lines(hosted), *clipped_line(hosted))
         if unscaled := DataSummary.of(hosted[0]).unscaled:
             say(console, f"look at the data: {unscaled}", style="yellow")
         for name in plans:

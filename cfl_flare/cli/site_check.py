@@ -170,7 +170,7 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
             path, origin = source.located()
             yield Finding("data", f"{path} ({origin})")
         (hosted,) = config.host(source, "this site", 0, 1)
-        for line in (*source.described(), *clipped_line([hosted])):
+        for line in (*config.described(source), *clipped_line([hosted])):
             yield Finding("columns", plain(line))
     except CFLError as error:
         yield _failed("data", error)

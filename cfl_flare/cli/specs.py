@@ -21,7 +21,7 @@ from cfl_flare.core.files import read_json
 from cfl_flare.core.settings import pick
 from cfl_flare.data import SOURCES, DataConfig, DataSource, SiteData
 from cfl_flare.data.files import expanded, from_here
-from cfl_flare.data.samples import read
+from cfl_flare.data.samples import NamedSource, as_numbers, read
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS
 from cfl_flare.methods import Groups, Method, build_method
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # In place of a file: the groups that a simulation's data has.
 BY_DATA = "data"
+# How a user's own samples are dealt out in a simulation unless the user says it.
+OF_OWN_DATA = "iid"
 
 
 def read_source(text: str, here: bool = True) -> DataSource:
@@ -67,12 +69,27 @@ def own_source(text: str | None) -> DataSource:
 
 def dealt_out(source: DataSource, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a simulation's data: as given, else the source's own partition, else `SIMULATED`."""
-    chosen = settings.get("partition") or source.usual_partition or SIMULATED["partition"]
+    chosen = settings.get("partition") or usual_partition(source)
     name = chosen if isinstance(chosen, str) else chosen["partition"]
     participants = settings.get("participants")
     if participants is None and name.partition(":")[0] != "natural":
         participants = SIMULATED["participants"]
     return {**settings, "partition": chosen, "participants": participants}
+
+
+def usual_partition(source: DataSource) -> Mapping[str, Any] | str:
+    """How a simulation deals out a source unless the user says it.
+
+    Samples with owners go to these. A public set is made heterogeneous, so that there is something to cluster. A user's
+    own samples are dealt out as they are: nothing permutes their labels or alters their images.
+    """
+    if source.usual_partition is not None:
+        return source.usual_partition
+    if source.public:
+        return str(SIMULATED["partition"])
+    if not isinstance(source, NamedSource) and read(source)[0].key is not None:
+        return "natural"
+    return OF_OWN_DATA
 
 
 def training_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -153,6 +170,10 @@ def shape_and_outputs(source: DataSource, data: str, training: TrainSettings) ->
     """The shape of a sample, the number of outputs that a model of the run's task has, and whether labels are masks."""
     train, test = read(source, f"data {data}")
     task, labels = training.built_task(), np.concatenate((train.y, test.y))
+    if train.classes and not task.classes and labels.ndim == 1:
+        labels = np.concatenate([as_numbers(part, f"data {data}").y for part in (train, test)])
+    elif train.classes and labels.ndim == 1:
+        labels = np.append(labels, len(train.classes) - 1)  # a class without a sample has an output as well
     task.check_form(labels, f"data {data}")
     return tuple(train.x.shape[1:]), task.outputs(labels), task.form == "mask"
 

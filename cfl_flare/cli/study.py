@@ -23,7 +23,7 @@ from cfl_flare.cli.simulate import Display
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.files import make_folder, read_json
 from cfl_flare.data import DataConfig
-from cfl_flare.data.summary import clipped_line
+from cfl_flare.data.summary import class_lines, clipped_line
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.engine.study.candidates import StudySettings, check_candidates, first_candidates
@@ -156,7 +156,8 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
     if attempt is not None and finished(attempt, trainer.rounds):
         return attempt
     make_folder(out)
-    say(console, *plan.data.described(trainer.reader), *clipped_line(trainer.hosted(VALIDATION)))
+    hosted = trainer.hosted(VALIDATION)
+    say(console, *plan.data.described(trainer.reader), *class_lines(hosted), *clipped_line(hosted))
     journal, report, seed = Journal.of(attempt), partial(say, console), plan.server.seed
     running = Study(trainer, candidates, settings, journal, lambda _: running.write(out, facts), report, seed)
     with trainer.locked():

@@ -18,6 +18,7 @@ import numpy as np
 from cfl_flare.core.errors import ColumnsError, DataError, FileError
 from cfl_flare.core.files import check_memory
 from cfl_flare.core.text import plain, shown
+from cfl_flare.data.classes import number_of, number_words
 from cfl_flare.data.columns import MOST_CATEGORIES, Column, Columns, in_order
 from cfl_flare.data.frames import looks_like
 
@@ -120,7 +121,7 @@ def _inferred(name: str, values: pd.Series, where: str, is_category: bool) -> Co
     if not is_category:
         by_lower = {text.lower(): text for text in categories}
         for pair in NO_YES:
-            if {*by_lower} <= {*pair}:
+            if {*by_lower} == {*pair}:
                 upper = categories[0].isupper()
                 return Column(name, "boolean", tuple(by_lower.get(p, p.upper() if upper else p) for p in pair))
         if hint := looks_like(written):
@@ -267,30 +268,32 @@ def outcomes(frame: pd.DataFrame, path: Path, columns: Columns, event: str | Non
     if columns.positive is not None:
         return Outcomes((numbers(labels, where) > columns.positive).astype(np.int64), rows)
     if columns.classes:
-        written = texts(labels)
-        places = written.map({name: i for i, name in enumerate(columns.classes)})
-        if len(others := written[places.isna()]):
-            reason = f"{others.iloc[0]!r} is none of the {len(columns.classes)} classes that the sites agreed on"
-            raise DataError(f"{where}: {reason}; add it to classes in columns, at all sites, or leave its rows out")
-        return Outcomes(places.to_numpy(np.int64), rows, columns.classes)
-    y, names = _classes_or_numbers(labels, where, not rows.all())
+        y, names = number_words(texts(labels).to_numpy(), columns.classes, where)
+        return Outcomes(y, rows, names)
+    y, names = _classes_or_numbers(labels, where)
+    if y.dtype.kind == "f" and not rows.all() and (y == np.floor(y)).all() and y.min() >= 0:
+        y = y.astype(np.int64)  # class numbers are floats in a column where other rows have no label
     return Outcomes(y, rows, names)
 
 
-def _classes_or_numbers(values: pd.Series, where: str, some_missing: bool) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Class numbers as int64, or numbers to predict as float64; names, numbered in sorted order, with their classes."""
+def _classes_or_numbers(values: pd.Series, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Words as class numbers with the classes' names, numbers as they are: `samples.read` tells which are classes."""
     if values.dtype.kind in "iub":
-        return values.to_numpy(np.float64 if values.min() < 0 else np.int64), ()
-    if values.dtype.kind != "f":
-        written = texts(values)
-        decimals = (text for text in written.unique() if not in_order(text)[0] and not text.lstrip("+-").isdigit())
-        if not any(decimals):
-            names, y = np.unique(written.to_numpy().astype(str), return_inverse=True)
-            return y.astype(np.int64), tuple(map(str, names))
-    amounts = numbers(values, where)
-    # Class numbers are floats in a column where other rows have no label.
-    are_classes = some_missing and bool((amounts == np.floor(amounts)).all() and amounts.min() >= 0)
-    return amounts.astype(np.int64) if are_classes else amounts, ()
+        return values.to_numpy(np.int64), ()
+    if values.dtype.kind == "f":
+        return numbers(values, where), ()
+    written = texts(values)
+    are_numbers = [number_of(text) is not None for text in written.unique()]
+    if all(are_numbers) or (any(are_numbers) and _has_decimals(written)):
+        amounts = numbers(written, where)
+        is_whole = bool((amounts == np.floor(amounts)).all()) and not _has_decimals(written)
+        return amounts.astype(np.int64) if is_whole else amounts, ()
+    return number_words(written.to_numpy(), (), where)
+
+
+def _has_decimals(written: pd.Series) -> bool:
+    """Whether a column of text holds numbers with decimals, so that other text in it is a mistake."""
+    return any(number_of(text) is not None and not text.lstrip("+-").isdigit() for text in written.unique())
 
 
 def _times(values: pd.Series, where: str, zero_times: str | None) -> np.ndarray:

@@ -18,8 +18,10 @@ from cfl_flare.core.text import shown, unique_names
 from cfl_flare.data.deal import Deal, Partition, dealt, dealt_by_patient
 from cfl_flare.data.labels import outputs_for
 from cfl_flare.data.partitions import Natural, build_partition
+from cfl_flare.data.patients import CHOICES_HELP, settle_patients
+from cfl_flare.data.pixels import check_range
 from cfl_flare.data.preparation import Preparation
-from cfl_flare.data.samples import DataSource, Samples, check_patients, check_values, normalised, read
+from cfl_flare.data.samples import DataSource, Samples, check_values, normalised, read
 from cfl_flare.data.splits import draw_indicator, split_by_class
 from cfl_flare.data.summary import ParticipantData, PartitionReport, participant_names, report_of
 
@@ -68,6 +70,7 @@ class DataConfig:
         0, help="participants held back from training, to join afterwards: share or count", bounds=UNSEEN
     )
     without: tuple[str, ...] = setting((), help="to simulate: participants that take no part, by their names")
+    repeated_patients: Literal["refuse", "first", "drop", "allow"] = setting("refuse", help=CHOICES_HELP)
     owners: Sequence[str] = ()  # no setting: it is in the data
 
     def __post_init__(self) -> None:
@@ -152,7 +155,7 @@ class DataConfig:
         """The participants that a site hosts: its block of a simulation's, by its index among the sites, or itself."""
         if self.partition is not None:
             return self._people(source, _block(self._indices(unseen=False), index, sites))
-        train, test = read(source)
+        train, test, _ = self._read(source)
         few = f"{site} has {len(train)} training samples, fewer than min_samples = {self.min_samples}"
         require(len(train) >= self.min_samples, f"data: {few}; lower that")
         return [self._prepared(source, site, train, test)]
@@ -163,13 +166,23 @@ class DataConfig:
             return source.group_label
         return None if data.group is None else str(data.group)
 
+    def _read(self, source: DataSource) -> tuple[Samples, Samples, list[str]]:
+        """A source's samples in which each patient has one place, and lines on the patients that had several.
+
+        At a real site, class numbers stay as they are: only the labels of all sites together could be numbered anew.
+        """
+        train, test = read(source, alone=self.partition is None)
+        if not source.prepares:
+            _check_pixels(source, "data", train, test)
+        return settle_patients(train, test, self.repeated_patients, self._natural, "data")
+
     def newcomers(self, source: DataSource) -> list[ParticipantData]:
         """A simulation's participants that are held back from training."""
         return self._people(source, self._indices(unseen=True)) if self.unseen else []
 
     def _people(self, source: DataSource, indices: Sequence[int]) -> list[ParticipantData]:
         rule, train, test, deal = self._deal(source)
-        classes = outputs_for(train.y, test.y)
+        classes = max(outputs_for(train.y, test.y), len(train.classes))
         streams, people = participant_names(len(deal.truth)), []
         names = self.owners or streams
         others = "data: the owners of the samples are not those that the run names; name the data that it was made with"
@@ -200,6 +213,8 @@ class DataConfig:
             train, aside = split_by_class(replace(train, key=None), self.validation, self.seed)
             test = aside if self.measured_on == "validation" else test
         preparation, clipped = source.preparation(train, federation), None
+        if preparation is None and source.prepares:  # a site's own images, of which `_read` did not know
+            _check_pixels(source, name, train, test)
         if preparation is not None and preparation.clip is not None:
             clipped = preparation.clipped(train.x) + preparation.clipped(test.x)
         train, test = (_as_seen(name, samples, preparation) for samples in (train, test))
@@ -209,7 +224,7 @@ class DataConfig:
         """The rule, the samples without the indicator samples, and how the rule deals them out."""
         if self.partition is None:
             raise ConfigError("data: without a partition there is nothing to report; each site has its own data")
-        train, test = read(source)
+        train, test, _ = self._read(source)
         participants = self.participants or Natural.able(train, test, self.min_samples)
         if self.indicator_samples:
             indicator = draw_indicator(train.y, self.indicator_samples, self.seed, "data", spare=1)
@@ -217,17 +232,18 @@ class DataConfig:
         rule = build_partition(self.partition)
         way = dealt if train.patient is None or self._natural else dealt_by_patient
         deal = way(train, test, rule, participants, self.seed, self.min_samples)
-        if train.patient is not None and test.patient is not None:
-            patients = np.concatenate((train.patient, test.patient))
-            parts = [patients[part] for part in (*deal.train, *deal.test)]
-            check_patients(parts, f"partition {rule.name}", "several participants or splits")
         return rule, train, test, deal
 
     def described(self, source: DataSource) -> list[str]:
-        """What became of a source's columns and, where samples go to their owners, of those that are too small."""
-        if not self._natural:
-            return source.described()
-        return [*source.described(), Natural.described(*read(source), self.min_samples)]
+        """What became of a source's columns, of owners that are too small, and of patients at several places."""
+        lines = source.described()
+        if source.patient is None and not self._natural:
+            return lines
+        train, test, repeated = self._read(source)
+        lines = [*lines, *repeated]
+        if self._natural:
+            lines.append(Natural.described(train, test, self.min_samples))
+        return lines
 
     def report(self, source: DataSource) -> PartitionReport:
         """How a source is dealt out to the participants of a simulation."""
@@ -239,7 +255,7 @@ class DataConfig:
 
         ``per_class`` is at most ``indicator_samples``.
         """
-        train, _ = read(source)
+        train, _, _ = self._read(source)
         chosen = train.take(draw_indicator(train.y, per_class, self.seed, "data", spare=1))
         return _as_seen("data", chosen, source.preparation(train, train) if source.prepares else None)
 
@@ -252,7 +268,16 @@ def _block(participants: list[T], index: int, sites: int) -> list[T]:
 def _as_seen(name: str, samples: Samples, preparation: Preparation | None) -> Samples:
     """Samples as models see them: scaled as their source says, else normalised as pixels are."""
     seen = normalised(samples.x) if preparation is None else check_values(preparation.apply(samples.x), name)
-    return Samples(seen, samples.y, patient=samples.patient)
+    return Samples(seen, samples.y, patient=samples.patient, classes=samples.classes)
+
+
+def _check_pixels(source: DataSource, where: str, *parts: Samples) -> None:
+    """Raises a DataError if samples that no source prepares are clearly outside of [0, 1]."""
+    hint = "scale them in the source's load(), by numbers that are the same at all sites"
+    if hasattr(source, "range"):
+        hint = "set range of the source to the smallest and the largest possible number, alike at all sites"
+    for samples in parts:
+        check_range(samples.x, where, hint)
 
 
 def taken(train: Samples, test: Samples, indices: np.ndarray) -> Samples:

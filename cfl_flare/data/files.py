@@ -141,14 +141,23 @@ def entries(folder: Path, where: str) -> list[Path]:
     return visible
 
 
-def read_npz(path: Path, required: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """Reads the ``required`` arrays of an npz file, or all; none is unpickled, or read before its size is bounded.
+def read_npz(path: Path, required: Sequence[str] | None = None, optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """Reads arrays of an npz file; none is unpickled, or read before its size is bounded.
 
-    A DataError if it is not an npz file, contains pickled objects, lacks an array, or would be too large.
+    Args:
+        path: the file.
+        required: the names of arrays that it must have; None for all that it has.
+        optional: the names of arrays that are read if it has them.
+
+    Returns:
+        The arrays by name.
+
+    Raises:
+        DataError: it is not an npz file, contains pickled objects, lacks an array, or would be too large.
     """
     try:
         with open_regular(path) as file:
-            return _arrays(path, file, required)
+            return _arrays(path, file, required, optional)
     except DataError:
         raise
     except FileError as error:
@@ -160,12 +169,14 @@ def read_npz(path: Path, required: Sequence[str] | None = None) -> dict[str, np.
         raise DataError(f"{path}: {problem}; save arrays of numbers with np.savez") from error
 
 
-def _arrays(path: Path, file: BinaryIO, required: Sequence[str] | None) -> dict[str, np.ndarray]:
+def _arrays(
+    path: Path, file: BinaryIO, required: Sequence[str] | None, optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
     if file.read(6) == b"\x93NUMPY":
         raise DataError(f"{path}: is a single array, not an npz file; save it with np.savez")
     with zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        names = list(members) if required is None else required
+        names = list(members) if required is None else [*required, *(name for name in optional if name in members)]
         for name in names:
             if name not in members:
                 raise DataError(f"{path}: no array {name!r}; it has {', '.join(members) or 'none'}")

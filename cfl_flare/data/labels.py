@@ -19,6 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from cfl_flare.core.errors import DataError
+from cfl_flare.data.classes import MOST_CLASSES
 
 FORMS = {
     "class": "class numbers",
@@ -27,8 +28,6 @@ FORMS = {
     "time": "times with events",
     "mask": "masks",
 }
-# Samples are counted by class; a label beyond this is probably an identifier.
-MOST_CLASSES = 100_000
 # Squares of larger numbers, and sums of them, are beyond float32.
 LARGEST = 1e16
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +17,8 @@ import numpy as np
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import CFLError, DataError
 from cfl_flare.core.settings import check_settings
-from cfl_flare.data.labels import LARGEST, check_labels, of_one_form
+from cfl_flare.data.classes import check_names, close_gaps, name_codes, number_words, numbers_of
+from cfl_flare.data.labels import LARGEST, check_labels, form_of, of_one_form
 
 if TYPE_CHECKING:
     from cfl_flare.data.columns import Columns
@@ -32,11 +33,13 @@ class Samples:
 
     Attributes:
         x: ``(n, *input_shape)``, images as ``(n, channels, height, width)``; uint8, or float32 in [0, 1].
-        y: the labels, ``(n, ...)``, in one of the forms of `cfl_flare.data.labels`: for classes ``(n,)`` int64, from 0.
+        y: the labels, ``(n, ...)``, in one of the forms of `cfl_flare.data.labels`: for classes ``(n,)`` int64, from 0,
+            or the classes' names as text, which `read` numbers.
         key: ``(n,)`` the owner of each sample (a user, a site), whole numbers or text, for the partition ``natural``;
             None if unknown.
         group: ``(n,)`` int64, the true group of each sample's owner; None if unknown.
         patient: ``(n,)`` whole numbers or text, whose sample each is; None if each is of a patient of its own.
+        classes: the names of the classes in the order of their numbers, or of the findings; none if they have none.
     """
 
     x: np.ndarray
@@ -44,6 +47,7 @@ class Samples:
     key: np.ndarray | None = None
     group: np.ndarray | None = None
     patient: np.ndarray | None = None
+    classes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.y)
@@ -66,14 +70,21 @@ class Samples:
 
     def take(self, indices: np.ndarray) -> Samples:
         notes = {name: None if (of := getattr(self, name)) is None else of[indices] for name in NOTES}
-        return Samples(self.x[indices], self.y[indices], **notes)
+        return Samples(self.x[indices], self.y[indices], **notes, classes=self.classes)
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a model of these labels needs at least: one for each class that has a name or a sample."""
+        largest = int(self.y.max()) if self.y.size else -1
+        return max(len(self.classes), largest + 1)
 
     def joined(self, other: Samples) -> Samples:
         """Its samples, then the other's; float32 where only one has bytes, labels as floats where only one's are."""
         x, others = (self.x, other.x) if self.x.dtype == other.x.dtype else (scaled(self.x), scaled(other.x))
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in NOTES}
         notes = {name: None if a is None or b is None else np.concatenate((a, b)) for name, (a, b) in pairs.items()}
-        return Samples(np.concatenate((x, others)), np.concatenate((self.y, other.y)), **notes)
+        y = np.concatenate((self.y, other.y))
+        return Samples(np.concatenate((x, others)), y, **notes, classes=self.classes)
 
     def check(self, where: str, missing: bool = False, fewest: int = 1) -> Samples:
         """Returns itself; a DataError if it is not valid, or has fewer samples than ``fewest``.
@@ -92,6 +103,7 @@ class Samples:
         if not len(y):
             return self
         check_labels(y, x, where)
+        _check_classes(self, where)
         gaps = missing and x.dtype.kind == "f" and bool(np.isnan(x).any())
         check_values(np.nan_to_num(x, posinf=np.inf, neginf=-np.inf) if gaps else x, where)
         for what, names in (("key", self.key), ("patient", self.patient)):
@@ -103,10 +115,24 @@ class Samples:
         return self
 
 
+def _check_classes(samples: Samples, where: str) -> None:
+    """Raises a DataError if the classes' names are too few, or are no names."""
+    if not samples.classes:
+        return
+    check_names(samples.classes, where)
+    form = form_of(samples.y, where)
+    count = {"class": samples.outputs, "mask": samples.outputs, "several": samples.y.shape[-1]}.get(form, 0)
+    fits = len(samples.classes) == count if form == "several" else len(samples.classes) >= count > 0
+    if not fits:
+        reason = f"{len(samples.classes)} names of classes, and labels have {count} classes"
+        raise DataError(f"{where}: {reason}; give each class a name, in the order of their numbers")
+
+
 def check_values(x: np.ndarray, where: str) -> np.ndarray:
     """Returns samples; raises a DataError if they are not bytes or floats, not finite, or too large for float32."""
     if x.dtype.kind != "f" and x.dtype != np.uint8:
-        raise DataError(f"{where}: samples have dtype {x.dtype}; use uint8 or float32")
+        way_out = "use uint8 or float32, or, for images of an .npz file, set range to their smallest and largest number"
+        raise DataError(f"{where}: samples have dtype {x.dtype}; {way_out}")
     if x.dtype.kind != "f" or not x.size:
         return x
     rows = x.reshape(len(x), -1)
@@ -134,6 +160,11 @@ class DataSource(ABC):
     def agreed_columns(self) -> Columns | None:
         """What sites agreed on of their tables' columns; None where they did not, and for other data."""
         return None
+
+    @property
+    def agreed_classes(self) -> tuple[str, ...]:
+        """The names of classes that were agreed on before the data was read; none where nothing was."""
+        return ()
 
     @property
     def usual_partition(self) -> Mapping[str, Any] | None:
@@ -241,8 +272,21 @@ def normalised(x: np.ndarray) -> np.ndarray:
     return (scaled(x) - 0.5) / 0.5
 
 
-def read(source: DataSource, where: str = "") -> tuple[Samples, Samples]:
-    """Loads a source, perhaps the user's own; a DataError if that fails, or what it returns is not valid."""
+def read(source: DataSource, where: str = "", alone: bool = False) -> tuple[Samples, Samples]:
+    """Loads a source, perhaps the user's own.
+
+    Args:
+        source: what reads the samples.
+        where: names the source in an error.
+        alone: these are the samples of one site among others, so that whole numbers stay as they are. Otherwise they
+            are all samples of a simulation: codes such as 1 and 2 are then numbered from 0 and keep their names.
+
+    Returns:
+        Training and test samples.
+
+    Raises:
+        DataError: the source fails, or returns something that is not valid.
+    """
     where = where or f"data {type(source).__name__}"
     try:
         loaded = source.load()
@@ -252,7 +296,65 @@ def read(source: DataSource, where: str = "") -> tuple[Samples, Samples]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"load() failed with {one_line(error)} at {frame.filename}:{frame.lineno}"
         raise DataError(f"{where}: {reason}; fix it there, or raise a DataError that says what to do") from error
-    return checked(loaded, where, source.prepares)
+    train, test = checked(loaded, where, source.prepares)
+    if alone:
+        return train, test
+    return number_codes(train, test)
+
+
+def number_codes(train: Samples, test: Samples) -> tuple[Samples, Samples]:
+    """Both splits with class numbers from 0 to the number of classes; codes become the classes' names."""
+    if train.classes or train.y.ndim != 1 or train.y.dtype.kind not in "iu":
+        return train, test
+    closed = close_gaps(np.concatenate((train.y, test.y)))
+    if closed is None:
+        return train, test
+    return _with_labels(train, test, *closed)
+
+
+def name_labels(train: Samples, test: Samples, where: str) -> tuple[Samples, Samples]:
+    """Both splits with numbers in place of words and codes that cannot be class numbers; see `name_codes`."""
+    labels = [part.y for part in (train, test) if isinstance(part.y, np.ndarray) and part.y.size]
+    if not labels or any(y.ndim != 1 for y in labels):
+        return train, test
+    if all(are_words(y) for y in labels):
+        words = np.concatenate([y.astype(str) for y in labels])
+        return _with_labels(train, test, *number_words(words, train.classes, where))
+    if any(y.dtype.kind not in "iuf" for y in labels):
+        return train, test
+    coded = name_codes(np.concatenate(labels))
+    if coded is None:
+        return train, test
+    numbers, names = coded
+    return _with_labels(train, test, numbers, train.classes or names)
+
+
+def are_words(labels: np.ndarray) -> bool:
+    """Whether labels are text."""
+    return labels.dtype.kind == "U" or (labels.dtype.kind == "O" and all(isinstance(y, str) for y in labels.flat))
+
+
+def _with_labels(train: Samples, test: Samples, y: np.ndarray, classes: tuple[str, ...]) -> tuple[Samples, Samples]:
+    """Both splits with other labels, ``y`` of the training samples and then of the test samples."""
+    count = len(train)
+    return replace(train, y=y[:count], classes=classes), replace(test, y=y[count:], classes=classes)
+
+
+def as_numbers(samples: Samples, where: str) -> Samples:
+    """Samples whose labels are the numbers that their classes are called by, for a task that predicts numbers.
+
+    Raises:
+        DataError: a class is called by a word.
+    """
+    if not samples.classes:
+        return samples
+    numbers = numbers_of(samples.classes)
+    if numbers is None:
+        words = f"labels are names ({', '.join(samples.classes[:3])})"
+        raise DataError(f"{where}: {words}, and the task takes numbers; set task to 'classification'")
+    y = numbers[samples.y]
+    is_whole = bool((y == np.floor(y)).all())
+    return replace(samples, y=y.astype(np.int64) if is_whole else y, classes=())
 
 
 def checked(load: Any, where: str, missing: bool = False) -> tuple[Samples, Samples]:
@@ -262,8 +364,9 @@ def checked(load: Any, where: str, missing: bool = False) -> tuple[Samples, Samp
     """
     if not (isinstance(load, tuple) and len(load) == 2 and all(isinstance(part, Samples) for part in load)):
         raise DataError(f"{where}: load() should return (train, test) as two Samples, not {type(load).__name__}")
-    train = load[0].check(f"{where}: training", missing)
-    test = load[1].check(f"{where}: test", missing, fewest=0)
+    train, test = name_labels(*load, where)
+    train = train.check(f"{where}: training", missing)
+    test = test.check(f"{where}: test", missing, fewest=0)
     test = test if len(test) else train.take(np.arange(0))
     if train.x.shape[1:] != test.x.shape[1:]:
         reason = f"training samples are {train.x.shape[1:]}, test samples {test.x.shape[1:]}"
@@ -271,18 +374,11 @@ def checked(load: Any, where: str, missing: bool = False) -> tuple[Samples, Samp
     for what, in_train, in_test in (("keys", train.key, test.key), ("patients", train.patient, test.patient)):
         if (in_train is None) != (in_test is None):
             raise DataError(f"{where}: only one of training and test samples has {what}; give both or neither")
-    if train.patient is not None and test.patient is not None:
-        check_patients([train.patient, test.patient], where, "both training and test samples")
+    if train.classes != test.classes:
+        reason = f"training samples have the classes {train.classes}, test samples {test.classes}"
+        raise DataError(f"{where}: {reason}; give both the same")
     y, test_y = of_one_form(train.y, test.y, where)
     return replace(train, y=y), replace(test, y=test_y)
-
-
-def check_patients(parts: Sequence[np.ndarray], where: str, names: str) -> None:
-    """Raises a DataError if two parts name the same patient; ``names`` says what the parts are."""
-    _, times = np.unique(np.concatenate([np.unique(part) for part in parts]), return_counts=True)
-    if several := int((times > 1).sum()):
-        way_out = "split and deal the samples by patient, and give no two patients one name"
-        raise DataError(f"{where}: {several} of {len(times)} patients have samples in {names}; {way_out}")
 
 
 def channels_first(images: np.ndarray, where: str) -> np.ndarray:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -20,12 +20,16 @@ import numpy as np
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ColumnsError, DataError, MissingDataError
 from cfl_flare.core.settings import setting
+from cfl_flare.core.text import shown
+from cfl_flare.data.classes import CLASS_NAMES, CLASSES_HELP, as_names, check_names, number_words, numbers_of, order_of
 from cfl_flare.data.columns import Columns
 from cfl_flare.data.files import expanded, find, read_npz, reading_within
 from cfl_flare.data.frames import is_table
 from cfl_flare.data.hospitals import Heart, Stroke
 from cfl_flare.data.images import CONVERT, RESIZE, Folder
+from cfl_flare.data.labels import form_of
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
+from cfl_flare.data.pixels import RANGE, RANGE_HELP, scale_to
 from cfl_flare.data.preparation import Scaling
 from cfl_flare.data.samples import DataSource, NamedSource, Samples, Wrapped, checked
 from cfl_flare.data.splits import split_by_class
@@ -41,6 +45,8 @@ EVENT = "CFL_EVENT"
 PATIENT = "CFL_PATIENT"
 GROUP = "CFL_GROUP"
 COLUMNS = "CFL_COLUMNS"
+# The array of an .npz file with the names of its classes, in the order of their numbers.
+CLASSES = "classes"
 # Where FLARE's container launchers mount the datasets of a job's study: /data/<study>/<dataset>.
 MOUNTS = Path("/data")
 
@@ -69,7 +75,8 @@ class Npz(NamedSource):
 
     Images are ``(n, h, w)`` or ``(n, h, w, 3)``. Labels are class numbers or, as floats, numbers to predict, ``(n,)``
     or ``(n, 1)``; several findings of 0 or 1 ``(n, C)``; times and events as floats ``(n, 2)``; or masks ``(n, h, w)``
-    or ``(n, h, w, 1)`` of class numbers. A validation split is not used.
+    or ``(n, h, w, 1)`` of class numbers. Labels may also be words, and an array ``classes`` may name the class numbers.
+    A validation split is not used.
     """
 
     name: ClassVar[str] = "npz"
@@ -86,17 +93,82 @@ class Npz(NamedSource):
         "labels", help="the labels are in the arrays `train_<labels>, test_<labels>`: `masks` for segmentation"
     )
 
+    classes: Sequence[str] | None = setting(None, help=CLASSES_HELP, bounds=CLASS_NAMES)
+    range: Sequence[float] | None = setting(None, help=RANGE_HELP, bounds=RANGE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.classes is not None:
+            object.__setattr__(self, "classes", as_names(self.classes))
+
+    @property
+    def agreed_classes(self) -> tuple[str, ...]:
+        return tuple(self.classes or ())
+
+    @property
+    def usual_partition(self) -> Mapping[str, Any] | None:
+        return None if self.key is None else {"partition": "natural"}
+
     def load(self) -> tuple[Samples, Samples]:
         path = find(self.path, "data npz")
-        splits, notes = ("train", "test"), {"key": self.key, "patient": self.patient}
-        kinds = ("images", self.labels, *filter(None, notes.values()))
-        arrays = read_npz(path, [f"{split}_{kind}" for split in splits for kind in kinds])
+        kinds = ("images", self.labels, *filter(None, (self.key, self.patient)))
+        required = [f"{split}_{kind}" for split in ("train", "test") for kind in kinds]
+        arrays = read_npz(path, required, optional=[CLASSES])
+        named = arrays.get(CLASSES)
         samples = []
-        for split in splits:
-            images, labels, *_ = (arrays[f"{split}_{kind}"] for kind in kinds)
-            names = {note: arrays[f"{split}_{kind}"] for note, kind in notes.items() if kind}
-            samples.append(replace(Samples.of_images(f"{path}: {split}", images, labels), **names))
-        return checked(tuple(samples), str(path))
+        for split in ("train", "test"):
+            images = arrays[f"{split}_images"]
+            if self.range is not None:
+                images = scale_to(images, self.range, f"{path}: {split}")
+            of_split = Samples.of_images(f"{path}: {split}", images, arrays[f"{split}_{self.labels}"])
+            owners = None if self.key is None else arrays[f"{split}_{self.key}"]
+            patients = None if self.patient is None else arrays[f"{split}_{self.patient}"]
+            samples.append(replace(of_split, key=owners, patient=patients))
+        train, test = self._name_classes(samples[0], samples[1], named, str(path))
+        return checked((train, test), str(path))
+
+    def _name_classes(
+        self, train: Samples, test: Samples, named: np.ndarray | None, where: str
+    ) -> tuple[Samples, Samples]:
+        """Both splits with class numbers as they were agreed on, and their names.
+
+        Args:
+            train: the training samples, with the file's labels.
+            test: the test samples, likewise.
+            named: the file's array of names, in the order of its class numbers; None if it has none.
+            where: names the file in an error.
+        """
+        agreed = self.agreed_classes
+        names = () if named is None else as_names(named.reshape(-1).tolist())
+        check_names(names, where)
+        are_numbers = train.y.dtype.kind in "biuf" and test.y.dtype.kind in "biuf"
+        if not are_numbers:
+            return replace(train, classes=agreed), replace(test, classes=agreed)
+        if train.y.ndim == 1 and not names and numbers_of(agreed) is not None and agreed:
+            parts = [number_words(part.y, agreed, where)[0] for part in (train, test)]
+            return replace(train, y=parts[0], classes=agreed), replace(test, y=parts[1], classes=agreed)
+        if not names or not agreed:
+            classes = agreed or names
+            return replace(train, classes=classes), replace(test, classes=classes)
+        order = order_of(names, agreed, where)
+        return _reorder(train, order, agreed, where), _reorder(test, order, agreed, where)
+
+
+def _reorder(samples: Samples, order: np.ndarray, classes: tuple[str, ...], where: str) -> Samples:
+    """Samples with the agreed class numbers in place of the file's: ``order`` has the agreed one of each."""
+    y = samples.y
+    form = form_of(y, where)
+    if form in ("class", "mask"):
+        if y.size and y.max() >= len(order):
+            reason = f"label {y.max()} has no name, as {CLASSES} has {len(order)}"
+            raise DataError(f"{where}: {reason}; give each class a name, in the order of their numbers")
+        return replace(samples, y=order[y.astype(np.int64)], classes=classes)
+    if form == "several" and y.shape[1] == len(order) == len(classes):
+        ordered = np.zeros_like(y)
+        ordered[:, order] = y
+        return replace(samples, y=ordered, classes=classes)
+    reason = f"{CLASSES} names {len(order)} of {len(classes)} classes that were agreed on"
+    raise DataError(f"{where}: {reason}; they name class numbers, masks, or all findings")
 
 
 @dataclass(frozen=True)
@@ -131,9 +203,13 @@ class SiteData(Wrapped):
         None, help="of a table: the file that 'cfl-flare columns' wrote, or what is in it; a job carries the latter"
     )
     scaling: Scaling = setting("auto", help="of a table, as of the source table")
+    classes: Sequence[str] | None = setting(None, help=CLASSES_HELP, bounds=CLASS_NAMES)
+    range: Sequence[float] | None = setting(None, help=RANGE_HELP, bounds=RANGE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.classes is not None:
+            object.__setattr__(self, "classes", as_names(self.classes))
         if self.agreed_columns is not None:  # what is in the file, as a job's sites do not have it
             object.__setattr__(self, "columns", self.agreed_columns.to_dict())
         require(self.path is None or bool(self.path), "data site: path = '' should name a file or a folder")
@@ -153,6 +229,11 @@ class SiteData(Wrapped):
     def group_label(self) -> str | None:
         return os.environ.get(GROUP) or None
 
+    @property
+    def agreed_classes(self) -> tuple[str, ...]:
+        with self.leave():
+            return self.inner.agreed_classes
+
     def leave(self) -> AbstractContextManager[None]:
         """What the operator names needs no leave."""
         return nullcontext() if self.path is not None else reading_within(None)
@@ -164,16 +245,21 @@ class SiteData(Wrapped):
         if len(inside) == 1 and (inside[0].suffix.lower() == ".npz" or is_table(inside[0])):
             path = inside[0]
         logger.info("data: %s (%s)", path, named_by)
+        takes_range = not path.is_dir() and not is_table(path)
+        no_range = f"range = {shown(self.range)} is of images in an .npz file, and {path} is none; leave it out"
+        require(self.range is None or takes_range, f"data site: {no_range}", DataError)
         if path.is_dir():
             folder = f"{PATIENT} = {self.patient!r} is set, and {path}, a folder of images, names no patients"
             require(self.patient is None, f"data site: {folder}; make it an .npz file or a table", DataError)
-            return Folder(str(path), self.size, self.channels)
+            return Folder(str(path), self.size, self.channels, classes=self.classes)
         label = os.environ.get(LABEL) or None
         if is_table(path):
             event = os.environ.get(EVENT) or None
             patient, columns = self.patient, self._table_columns()
-            return Table(str(path), label, patient=patient, event=event, columns=columns, scaling=self.scaling)
-        return Npz(str(path), patient=self.patient, labels=label or "labels")
+            table = Table(str(path), label, patient=patient, event=event, columns=columns, classes=self.classes)
+            return replace(table, scaling=self.scaling)
+        labels = label or "labels"
+        return Npz(str(path), patient=self.patient, labels=labels, classes=self.classes, range=self.range)
 
     def _table_columns(self) -> dict[str, Any] | None:
         """What the sites agreed on of a table's columns; the job must say what the operator says, or nothing."""
@@ -190,6 +276,11 @@ class SiteData(Wrapped):
         if of_job is not None and replace(of_job, **site_settings) != columns:
             way_out = f"agree with its author, or set {COLUMNS} to the file that the job was made with"
             raise ColumnsError(f"data site: the job's columns are not those of {COLUMNS} here; {way_out}")
+        if self.classes is not None and tuple(self.classes) != columns.classes:
+            reason = (
+                f"the job's classes are {shown(self.classes)}, and those of {COLUMNS} here {shown(columns.classes)}"
+            )
+            raise ColumnsError(f"data site: {reason}; agree with its author")
         return columns.to_dict()
 
     def located(self) -> tuple[Path, str]:

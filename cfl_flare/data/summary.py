@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from cfl_flare.core.text import plain
+from cfl_flare.data.classes import LONGEST_NAME, describe_classes, list_names
 from cfl_flare.data.deal import Deal
 from cfl_flare.data.labels import form_of, outputs_for, strata
+from cfl_flare.data.pixels import describe_range
 from cfl_flare.data.preparation import CLIP, Preparation
 from cfl_flare.data.samples import Samples
 
@@ -59,6 +62,10 @@ class DataSummary:
         span: mean, smallest and largest of the training numbers or times; None for other labels.
         reach: the largest absolute value of a normalised training sample.
         identical: all training samples are the same.
+        names: of the classes or findings, in the order of their numbers; none if they are called by these.
+        least: the smallest number of all normalised training samples.
+        most: the largest one.
+        prepared: a source has filled up and scaled the samples; else they are pixels.
     """
 
     shape: tuple[int, ...]
@@ -70,11 +77,17 @@ class DataSummary:
     span: tuple[float, float, float] | None
     reach: float
     identical: bool
+    names: tuple[str, ...] = ()
+    least: float = 0.0
+    most: float = 0.0
+    prepared: bool = False
 
     @classmethod
     def of(cls, data: ParticipantData) -> DataSummary:
         x, y, test_y = data.train.x, data.train.y, data.test.y
         form, outputs = form_of(y, data.name), outputs_for(y, test_y)
+        if form in ("class", "mask"):
+            outputs = max(outputs, len(data.train.classes))
         numbers = y if form == "number" else y[:, 0] if form == "time" else None
         return cls(
             shape=tuple(x.shape[1:]),
@@ -86,6 +99,10 @@ class DataSummary:
             span=None if numbers is None else (float(numbers.mean()), float(numbers.min()), float(numbers.max())),
             reach=float(np.abs(x).max()),
             identical=len(x) > 1 and bool((x == x[:1]).all()),
+            names=data.train.classes,
+            least=float(x.min()),
+            most=float(x.max()),
+            prepared=data.preparation is not None,
         )
 
     @property
@@ -100,19 +117,41 @@ class DataSummary:
         span = "" if self.span is None else "mean {:.4g}, from {:.4g} to {:.4g}".format(*self.span)
         if self.form == "number":
             return span
-        names = ("censored", "event") if self.form == "time" else range(len(self.train))
-        by_label = ", ".join(f"{c}: {n}+{m}" for c, n, m in zip(names, self.train, self.test))
+        counts = zip(range(len(self.train)), self.train, self.test)
+        by_label = ", ".join(f"{self._name(c)}: {n}+{m}" for c, n, m in counts)
         return f"{by_label}; times of {span}" if span else by_label
+
+    def _name(self, number: int) -> str:
+        """What a class or finding is called in a line."""
+        if self.form == "time":
+            return ("censored", "event")[number]
+        if self.names:
+            return plain(self.names[number], LONGEST_NAME)
+        return str(number)
 
     @property
     def remarks(self) -> list[str]:
         """What is unusual but does not prevent a job from running, each with its way out."""
         untested = "no test samples: it trains, and no figure says how good its model is here; keep some samples back"
-        absent = [c for c, (n, m) in enumerate(zip(self.train, self.test)) if m and not n and self.form != "time"]
-        unknown = f"test labels {absent} never occur in training; check how the two were split"
+        counts = enumerate(zip(self.train, self.test))
+        absent = [self._name(c) for c, (n, m) in counts if m and not n and self.form != "time"]
+        unknown = f"test labels {', '.join(absent)} never occur in training; check how the two were split"
         identical = "all training samples are the same; check how they were written"
         lines = [untested * (not self.samples[1]), unknown * bool(absent), self._alike, identical * self.identical]
-        return [line for line in (*lines, self.unscaled) if line]
+        return [line for line in (*lines, self._without_rows, self.unscaled) if line]
+
+    @property
+    def _without_rows(self) -> str:
+        """A remark on classes that no sample has; empty if all have some."""
+        if self.form != "class":
+            return ""
+        empty = [self._name(c) for c, (n, m) in enumerate(zip(self.train, self.test)) if not n + m]
+        if not empty:
+            return ""
+        way_out = "if the labels are codes and not numbers from 0, name them by classes, alike at all sites"
+        if self.names:
+            way_out = "check that other sites have some"
+        return f"no sample is of class {list_names(empty)}; {way_out}"
 
     @property
     def _alike(self) -> str:
@@ -120,7 +159,7 @@ class DataSummary:
         if self.form == "number" and self.span is not None and self.span[1] == self.span[2]:
             return f"all training samples have label {self.span[1]:.4g}; check the labels"
         if self.form == "class" and np.count_nonzero(self.train) == 1:
-            return f"all training samples have label {int(np.argmax(self.train))}; check the labels"
+            return f"all training samples have label {self._name(int(np.argmax(self.train)))}; check the labels"
         if self.form == "several" and not any(self.train):
             return "no training sample has a finding; check the labels"
         if self.form == "mask" and not any(self.train[1:]):
@@ -132,10 +171,11 @@ class DataSummary:
     @property
     def unscaled(self) -> str:
         """A remark on samples that were never scaled; empty if they were."""
+        if not self.prepared:
+            return describe_range((self.least + 1) / 2, (self.most + 1) / 2)
         if self.reach <= FAR:
             return ""
-        largest = (self.reach + 1) / 2
-        return f"samples reach {largest:.0f} where 0 to 1 is expected; bring them to uint8, or floats in [0, 1]"
+        return f"samples reach {self.reach:.0f} deviations; look for a mistaken unit, or set scaling to auto"
 
 
 def _counts(y: np.ndarray, form: str, outputs: int) -> tuple[int, ...]:
@@ -148,6 +188,16 @@ def _counts(y: np.ndarray, form: str, outputs: int) -> tuple[int, ...]:
     if form == "mask":
         return tuple(int((y == c).any(axis=(1, 2)).sum()) for c in range(outputs))
     return tuple(np.bincount(strata(y), minlength=labels).tolist()) if len(y) else (0,) * labels
+
+
+def class_lines(people: Sequence[ParticipantData]) -> list[str]:
+    """Lines on the classes of participants together: their names by number, and classes without a sample."""
+    labels = [part.y for data in people for part in (data.train, data.test) if len(part)]
+    if not labels or form_of(labels[0], people[0].name) != "class":
+        return []
+    names = people[0].train.classes
+    every = np.concatenate(labels)
+    return describe_classes(names, np.bincount(every, minlength=len(names)).tolist())
 
 
 def clipped_line(people: Iterable[ParticipantData]) -> list[str]:
@@ -169,6 +219,7 @@ class PartitionReport:
         train_total: ``(classes,)`` training samples of the source; ``test_total`` likewise.
         train_unused: training samples of the source that no participant has; ``test_unused`` likewise.
         disjoint: no sample was given to two participants, or to one for training and for testing.
+        classes: the names of the classes; none if they are called by their numbers.
     """
 
     rule: str
@@ -181,6 +232,11 @@ class PartitionReport:
     train_unused: int
     test_unused: int
     disjoint: bool
+    classes: tuple[str, ...] = ()
+
+    def name_class(self, number: int) -> str:
+        """What a class is called in tables and figures."""
+        return plain(self.classes[number], LONGEST_NAME) if self.classes else str(number)
 
 
 def participant_names(participants: int) -> list[str]:
@@ -208,4 +264,5 @@ def report_of(train: Samples, test: Samples, deal: Deal, rule: str, names: list[
         train_unused=int((times[: len(train)] == 0).sum()),
         test_unused=int((times[len(train) :] == 0).sum()),
         disjoint=bool((times <= 1).all()),
+        classes=train.classes if form_of(train.y, rule) == "class" else (),
     )

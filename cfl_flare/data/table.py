@@ -18,11 +18,13 @@ from cfl_flare.core.errors import CFLError, ColumnsError, DataError
 from cfl_flare.core.settings import setting
 from cfl_flare.core.text import shown
 from cfl_flare.data import features
+from cfl_flare.data.classes import CLASS_NAMES, CLASSES_HELP, as_names
 from cfl_flare.data.columns import Columns, as_texts
 from cfl_flare.data.files import find
 from cfl_flare.data.frames import Reading, read_frame
+from cfl_flare.data.labels import form_of
 from cfl_flare.data.preparation import Preparation, Scaling
-from cfl_flare.data.samples import NamedSource, Samples
+from cfl_flare.data.samples import NamedSource, Samples, name_labels, number_codes
 from cfl_flare.data.splits import split_as_named, split_by_class, split_by_time
 
 if TYPE_CHECKING:
@@ -41,8 +43,9 @@ class Table(Reading, NamedSource):
     the participant's own training rows. A run prints what each column became. ``columns`` says it beforehand, as real
     sites must agree on categories: see ``cfl-flare site columns``.
 
-    Labels are class numbers from 0, or names, which are numbered in sorted order. A label column with decimals, or with
-    a number below 0, holds numbers to predict, for task regression.
+    Labels are class numbers from 0, or names and codes, which are numbered in sorted order: two values are two classes.
+    A label column with decimals, or with a number below 0, of more than two values holds numbers to predict, for task
+    regression.
     """
 
     name: ClassVar[str] = "table"
@@ -100,7 +103,11 @@ class Table(Reading, NamedSource):
         "there are some, else by its own, shrunk to bounds, and what is far outside is clipped",
     )
 
+    classes: Sequence[str] | None = setting(None, help=CLASSES_HELP, bounds=CLASS_NAMES)
+
     def __post_init__(self) -> None:
+        if isinstance(self.classes, (list, tuple)):
+            object.__setattr__(self, "classes", as_names(self.classes))
         for name in ("take", "leave", "categories", "absent"):
             value = getattr(self, name)
             values = [value] if isinstance(value, str) else value
@@ -135,6 +142,13 @@ class Table(Reading, NamedSource):
         where = "data table: columns"
         return None if self.columns is None else columns_of(self.columns, where).usable(where)
 
+    @property
+    def agreed_classes(self) -> tuple[str, ...]:
+        if self.classes is not None:
+            return tuple(self.classes)
+        agreed = self.agreed_columns
+        return () if agreed is None else agreed.classes
+
     @cached_property
     def _read(self) -> Reading:
         """How the file is written, and which rows are used: as this table says, else as the columns do."""
@@ -147,7 +161,9 @@ class Table(Reading, NamedSource):
         x, _ = features.encoded(frame, columns, str(path))
         owners = self._names(frame, path, self.key, "owner")
         patients = self._names(frame, path, self.patient, "patient")
-        samples = Samples(x, labels.y, owners, self._groups(frame), patients)
+        notes = owners, self._groups(frame), patients
+        samples = Samples(x, labels.y, *notes, labels.names)
+        samples, _ = name_labels(samples, samples.take(np.arange(0)), str(path))
         samples.check(str(path), missing=True)
         split = self._read.split
         if split is not None:
@@ -201,7 +217,8 @@ class Table(Reading, NamedSource):
                 raise DataError(f"{path}: no column besides {known[0]!r} that could be a feature; it has {there}")
             columns = features.inferred(frame[names], str(path), self.categories or (), self.missing)
         leave = tuple(dict.fromkeys((*columns.leave, *leave)))
-        return frame, replace(columns, label=self._label(), leave=leave, **asdict(self._read))
+        columns = replace(columns, label=self._label(), leave=leave, classes=self.agreed_classes)
+        return frame, replace(columns, **asdict(self._read))
 
     @staticmethod
     def _names(frame: pd.DataFrame, path: Path, column: str | None, who: str) -> np.ndarray | None:
@@ -240,16 +257,24 @@ class Table(Reading, NamedSource):
             return None
         if agreed is not None and agreed.positive is not None:
             return f"{self._label()} above {agreed.positive:g}"
-        names = () if agreed is None else agreed.classes
+        names = self.agreed_classes
         if not names:
             try:
-                _, _, _, labels = self._contents
+                train, _ = self._named
             except CFLError:
                 return None
-            names = labels.names
-            if not names and labels.y.dtype.kind == "i" and labels.y.max() == 1:
+            names = train.classes
+            if not names and form_of(train.y, self.path) == "class" and train.outputs <= 2:
                 return f"{self._label()} = 1"
         return f"{self._label()} = {shown(names[1])}" if len(names) == 2 else None
+
+    @cached_property
+    def _named(self) -> tuple[Samples, Samples]:
+        """Labels without samples, as `samples.read` numbers those of all participants; the second are none."""
+        _, _, _, labels = self._contents
+        every = Samples(np.zeros((len(labels.y), 1)), labels.y, classes=labels.names)
+        train, test = name_labels(every, every.take(np.arange(0)), self.path)
+        return number_codes(train, test)
 
     def described(self) -> list[str]:
         path, frame, columns, labels = self._contents
@@ -267,7 +292,14 @@ class Table(Reading, NamedSource):
         if not labels.rows.all():
             lines.append(f"left out: {int((~labels.rows).sum())} of {len(frame)} rows, which have no label{why}")
         lines += [f"{name}: {rows} rows have a category that no other site named" for name, rows in unknown.items()]
-        return lines if self.positive is None else [*lines, f"class 1, the positive one: {self.positive}"]
+        return [*lines, f"class 1, the positive one: {self.positive}"] if self._is_numbered_for_all else lines
+
+    @property
+    def _is_numbered_for_all(self) -> bool:
+        """Whether class 1 of two is known from this table alone: its labels are words, 0 and 1, or were agreed on."""
+        _, _, columns, labels = self._contents
+        is_known = bool(self.agreed_classes or labels.names) or columns.positive is not None
+        return self.positive is not None and (is_known or {*np.unique(labels.y).tolist()} <= {0, 1})
 
     def own_columns(self, fewest: int, scale: bool = False) -> Columns:
         """What this site's table has, for the sites to agree on: no row, and no category of fewer rows than ``fewest``.
@@ -278,7 +310,7 @@ class Table(Reading, NamedSource):
         part in the common scale.
         """
         require(fewest > 0, f"--min-rows = {fewest} should be > 0")
-        path, frame, columns, labels = self._contents
+        path, frame, columns, _ = self._contents
         rows, what = (len(frame), "rows") if self.patient is None else (frame[self.patient].nunique(), "patients")
         if rows < fewest:
             raise DataError(f"{path}: has {rows} {what}, and says nothing of fewer than {fewest}; lower --min-rows")
@@ -289,26 +321,35 @@ class Table(Reading, NamedSource):
         if columns.classes:
             return columns
         counts = features.counted(frame, self._label(), self.patient)
-        return replace(columns, classes=tuple(name for name in labels.names if counts[name] >= fewest))
+        return replace(columns, classes=tuple(name for name in self._shared_names() if counts.get(name, 0) >= fewest))
+
+    def _shared_names(self) -> tuple[str, ...]:
+        """The names of classes for the sites to agree on: words, and codes that may well be classes."""
+        _, _, _, labels = self._contents
+        if labels.names or self.event is not None:
+            return labels.names
+        every, _ = self._named
+        are_few = form_of(every.y, self.path) == "class" and len(every.classes) <= features.FEW
+        return every.classes if are_few else ()
 
     def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation:
         """Fits to a participant's training rows; at a real site only if something says what the sites agreed on."""
         _, _, columns, labels = self._contents
         leave = tuple(dict.fromkeys((*columns.leave, *self._others())))
-        columns = replace(columns, split=None, leave=leave, classes=columns.classes or labels.names)
+        columns = replace(columns, split=None, leave=leave, classes=columns.classes or train.classes)
         if federation is None:
-            self._check_alone(columns)
+            self._check_alone(columns, labels.names)
         elif self.scaling in ("auto", "federation") and not columns.common:
             columns = columns.measured(federation.x)
         return Preparation.fitted(train.x, columns, self.scaling)
 
-    def _check_alone(self, columns: Columns) -> None:
-        """Whether a real site has what it needs to make the same features as all others."""
+    def _check_alone(self, columns: Columns, words: Sequence[str]) -> None:
+        """Whether a real site has what it needs to make the same features as all others; its classes may be words."""
         way_out = "let each site run 'cfl-flare site {command}', put the files together with 'cfl-flare columns', and "
         way_out += "give the result as columns"
         agreed = self.agreed_columns
         unknown = [c.column for c in columns.columns if c.kind == "category"] if agreed is None else []
-        if columns.classes and (agreed is None or not agreed.classes):
+        if words and not self.agreed_classes:
             unknown.append(self._label())
         if unknown:
             way_out = way_out.format(command="columns")

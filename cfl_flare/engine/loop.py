@@ -185,7 +185,7 @@ def class_counts(task: LearningTask, hosted: Sequence[ParticipantData]) -> Mappi
 
 
 def class_facts(source: DataSource, task: LearningTask, hosted: Sequence[ParticipantData]) -> dict[str, Any]:
-    """For a run's summary: ``positive``, what class 1 is; ``majority``, the accuracy of naming one class everywhere."""
+    """For a run's summary: the classes' names, what class 1 is, and the accuracy of naming one class everywhere."""
     from cfl_flare.results.comparison import AtHospital, majority, mean_of  # with scipy, which no site needs
 
     positive = source.positive if task.form == "class" else None
@@ -196,7 +196,9 @@ def class_facts(source: DataSource, task: LearningTask, hosted: Sequence[Partici
         if len(data.test)
     }
     naming = majority(people)
+    names = hosted[0].train.classes if hosted and task.classes else ()
     return {
+        **({"classes": list(names)} if names else {}),
         **({} if positive is None else {"positive": positive}),
         **({} if naming is None else {"majority": mean_of(naming)}),
     }

@@ -20,6 +20,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
 from cfl_flare.core.seeds import stream
 from cfl_flare.data import ParticipantData, Samples
+from cfl_flare.data.samples import as_numbers
 from cfl_flare.engine.indicator import check_task
 from cfl_flare.engine.observers import ANSWERING, Probe
 from cfl_flare.engine.task import Result, Task
@@ -97,13 +98,19 @@ class Site:
 
         A FitError, or a ConfigError of the run's transforms, says that samples or labels do not fit the model.
         """
-        for data in participants:
+        for data in map(self._with_task_labels, participants):
             self._check_fit(data)
             self._splits[data.name] = self._split(data.train), self._split(data.test)
             self.hosted[data.name] = data
             self.memory.setdefault(data.name, {})
             if self._privacy is not None:
                 self._accounts[data.name] = self._account(data)
+
+    def _with_task_labels(self, data: ParticipantData) -> ParticipantData:
+        """The data with the numbers that classes are called by, if the task predicts numbers and not classes."""
+        if self.runtime.task.classes or not data.train.classes or data.train.y.ndim != 1:
+            return data
+        return replace(data, train=as_numbers(data.train, data.name), test=as_numbers(data.test, data.name))
 
     def _split(self, samples: Samples) -> Split:
         runtime = self.runtime
@@ -134,7 +141,7 @@ class Site:
         """The same participants with other test samples; their training samples and their models are held once."""
         other = copy(self)
         other.hosted, other._splits, other.memory = {}, {}, dict(self.memory)
-        for data in participants:
+        for data in map(self._with_task_labels, participants):
             self._check_fit(data)
             train, _ = self._splits[data.name]
             other._splits[data.name] = train, self._split(data.test)
@@ -183,6 +190,8 @@ class Site:
                 f"connected layer has {self.score_shape[0]}, by which the server knows the classes; set score_bins to 0"
             )
         labels = np.concatenate((data.train.y, data.test.y)) if len(data.test) else data.train.y
+        if data.train.classes and labels.ndim == 1:
+            labels = np.append(labels, len(data.train.classes) - 1)  # a class without a sample needs an output as well
         self.runtime.task.check(outputs, labels, data.name)
         if self.runtime.augment is not None:
             self.runtime.augment.check(data.train.x, self.runtime.task.targets(data.train.y[:1]), data.name)

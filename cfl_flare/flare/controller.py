@@ -26,13 +26,14 @@ from cfl_flare.flare import wire
 from cfl_flare.flare.aggregator import ClusteringAggregator, Start
 from cfl_flare.flare.allowed import Policy
 from cfl_flare.flare.attendance import Patience
+from cfl_flare.flare.class_names import compare_classes
 from cfl_flare.flare.client_api.controller import Scripts
 from cfl_flare.flare.client_api.results import check_failure
 from cfl_flare.flare.compat import component_policy, simulated
 from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.flare.policy import SOFTWARE, check_known, check_software, data_config, state_root, unused_copy
-from cfl_flare.flare.schema import decode_check_in
+from cfl_flare.flare.schema import decode_check_in, decode_classes
 from cfl_flare.flare.tracking import JobEvents, bounds, track
 from cfl_flare.methods import Participant
 from cfl_flare.results.job_record import READY, SILENT
@@ -82,6 +83,7 @@ class ClusteredController(PerSiteController):
         self._hosting: dict[str, dict[str, Any]] = {}
         self._means: Means | None = None
         self._labels: Mapping[str, str] = {}
+        self._classes: tuple[str, ...] | None = None  # their names, which all sites that take part number alike
         self._memory_of: str | None = None  # the run that is resumed
 
     def run(self) -> None:
@@ -140,7 +142,8 @@ class ClusteredController(PerSiteController):
         if start.folder is not None:
             private = {} if aggregator.private is None else {"private": aggregator.private}
             of_run = {"run": asdict(schedule), **start.facts, "sites_left_out": self.left_out}
-            facts = {**(self.facts or {}), **private, **of_run}
+            named = {"classes": list(self._classes)} if self._classes else {}
+            facts = {**(self.facts or {}), **named, **private, **of_run}
             last = None if checkpoint is None else checkpoint.last
             recorder = Recorder(start.folder, facts, aggregator.model, start.recorded, last)
         if self._means is None and not simulated(self.fl_ctx):  # what this server has averaged in all its jobs
@@ -269,13 +272,16 @@ class ClusteredController(PerSiteController):
         common: dict[str, Any] = {"sites": known + len(sites), "memory_of": self._memory_of}
         self._hosting |= {site: {"index": i, **common} for i, site in enumerate(sites, known)}
         hosted: dict[str, list[Participant]] = {}
+        classes: dict[str, tuple[str, ...]] = {}
         dealt = data_config((self.facts or {}).get("data", {}), self.fl_ctx)
         policy = Policy.of(self.fl_ctx)
 
         def on_result(result: FLModel) -> bool:
             site = result.meta["client_name"]
             expected = dealt.names_at(site, self._hosting[site]["index"], common["sites"])
+            named = decode_classes(result, site)
             hosted[site] = self._hosted_by(result, site, expected, policy.max_participants)
+            classes[site] = named
             self._attempt.note({site: READY})
             return True
 
@@ -287,6 +293,10 @@ class ClusteredController(PerSiteController):
         limit = max(self._controller_settings.task_timeout, CHECK_IN)
         goes_on = self.ask(wire.CHECK_TASK, data, limit, on_result, first=True)
         absent = {site: self.site_errors.get(site, "no result in time") for site in sites if site not in hosted}
+        self._classes, others = compare_classes(classes, self._classes)
+        for site, reason in others.items():
+            del hosted[site]
+            absent[site] = reason
         for site, reason in absent.items():
             self.error(f"{site} is left out: {reason}")
         self.left_out |= absent

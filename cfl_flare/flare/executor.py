@@ -36,9 +36,10 @@ from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result
 from cfl_flare.flare import policy, wire
 from cfl_flare.flare.allowed import POLICY, Policy
+from cfl_flare.flare.class_names import names_to_state
 from cfl_flare.flare.compat import component_policy, on_one_machine, simulated
 from cfl_flare.flare.egress import check_filters
-from cfl_flare.flare.schema import CLIPPED, LABEL
+from cfl_flare.flare.schema import CLASSES, CLIPPED, LABEL
 from cfl_flare.flare.site_run import RoundTask, SiteRun, log_failure
 from cfl_flare.methods import Method, build_method
 from cfl_flare.results.balance import LedgerJob
@@ -103,6 +104,7 @@ class ClusteredExecutor(Executor):
         self._data, self._answered = "", 0
         self._books: Books | None = None
         self._labels: Mapping[str, str] = {}
+        self._classes: tuple[str, ...] = ()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Carries out a task; a failure is logged here, and its code alone is reported to the server."""
@@ -150,7 +152,10 @@ class ClusteredExecutor(Executor):
                 hosted[-1][CLIPPED] = data.clipped
             if data.name in self._labels:
                 hosted[-1][LABEL] = self._labels[data.name]
-        return {"participants": hosted}
+        said: dict[str, Any] = {"participants": hosted}
+        if self._classes:
+            said[CLASSES] = list(self._classes)
+        return said
 
     def _agree(self, content: dict[str, Any], fl_ctx: FLContext) -> None:
         """Checks that job and server are compatible with what is installed here, and have the same settings."""
@@ -300,9 +305,14 @@ class ClusteredExecutor(Executor):
         """Reads the data, and gives each participant that this site hosts its own."""
         config = policy.data_config(self.data, fl_ctx, source)
         site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
-        for line in source.described() if config.partition is None else ():
+        for line in config.described(source) if config.partition is None else ():
             self.log_info(fl_ctx, f"data: {plain(line)}")
         self._labels = self._labels_of(site, source, config, fl_ctx)
+        self._classes = self._names_to_state(site, source, fl_ctx)
+
+    def _names_to_state(self, site: Site, source: DataSource, fl_ctx: FLContext) -> tuple[str, ...]:
+        """The names of this site's classes for its check-in."""
+        return names_to_state(site.hosted, source.agreed_classes, self._books is not None, simulated(fl_ctx))
 
     def _named_groups(self, site: Site) -> Collection[str]:
         return site.method.traits.named_groups

@@ -20,13 +20,15 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import PayloadError, failure_text
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.text import shown
+from cfl_flare.data.classes import LONGEST_NAME, MOST_NAMES, is_class_name
 from cfl_flare.engine.observers import ANSWERING
 from cfl_flare.engine.task import MAX_GROUPS, MAX_SAMPLES, Result, is_count
 from cfl_flare.flare.wire import ARRAYS, COUNTS, content_of
 from cfl_flare.methods import Participant, Update
 from cfl_flare.methods.groups import LONGEST
 
-KEYS = frozenset({"schema", "error", "participants", "round", "results"})
+CLASSES = "classes"  # the names of a site's classes, in the order of their numbers
+KEYS = frozenset({"schema", "error", "participants", "round", "results", CLASSES})
 OF_PARTICIPANT = frozenset({"name", "samples", "group", "tested"})
 CLIPPED = "clipped"  # of a simulation's participants alone
 LABEL = "label"  # of participants that name one of the job's groups
@@ -73,6 +75,27 @@ def decode_check_in(
     missing = f"{site} names {len(hosted)} of the {len(expected)} participants that it hosts"
     require(len(hosted) >= len(expected), missing, malformed)
     return list(hosted.values())
+
+
+def decode_classes(message: FLModel, site: str) -> tuple[str, ...]:
+    """The names of a site's classes in the order of their numbers; none if it calls them by their numbers.
+
+    Args:
+        message: the site's check-in.
+        site: who it is, for the error.
+
+    Raises:
+        PayloadError: there are too many names, or one is too long, has control characters, or comes twice.
+    """
+    names = _content(message).get(CLASSES, [])
+    if not isinstance(names, list) or len(names) > MOST_NAMES:
+        many = f"{len(names):,} names" if isinstance(names, list) else shown(names)
+        raise malformed(f"{site}: classes should be a list of at most {MOST_NAMES} names, not {many}")
+    for name in names:
+        wanted = f"1 to {LONGEST_NAME} printable characters"
+        require(is_class_name(name), f"{site}: the class {shown(name)} should have a name of {wanted}", malformed)
+    require(len({*names}) == len(names), f"{site}: two classes have one name", malformed)
+    return tuple(names)
 
 
 def decode_results(

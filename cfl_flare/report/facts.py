@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cfl_flare.data.classes import list_names
 from cfl_flare.report import vega
 from cfl_flare.report.page import ROWS, SUPPORTED, Plot, Section, Table, View, cluster_label, pairs, thinned
 from cfl_flare.report.text import axis_title, cut, finite, interval, measure_name, number
@@ -69,6 +70,7 @@ def _facts(view: View) -> Table:
         ("method", view.run.name),
         ("task", training.get("task", "classification") if isinstance(summary.get("training"), dict) else None),
         ("judged by", f"{metric.name} ({metric.mode}imum)"),
+        ("classes by number", list_names(summary.get("classes", [])) or None),
         ("class 1, the positive one", summary.get("positive")),
         ("accuracy of naming the most frequent class", number(summary.get("majority"))),
         ("rounds", summary["rounds"]),

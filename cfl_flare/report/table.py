@@ -189,7 +189,8 @@ def partition_table(report: PartitionReport) -> Table:
     rows = []
     for name, group, train, test in zip(report.names, report.truth, report.train, report.test):
         count = np.count_nonzero(train)
-        largest = ", ".join(f"{c}: {train[c]}" for c in np.argsort(-train, kind="stable")[:5] if train[c])
+        most = [c for c in np.argsort(-train, kind="stable")[:5] if train[c]]
+        largest = ", ".join(f"{report.name_class(c)}: {train[c]}" for c in most)
         group_label = "-" if group is None else str(group)
         rows.append(
             [name, group_label, *map(str, (train.sum(), test.sum(), count)), largest + " ..." * bool(count > 5)]

@@ -105,6 +105,7 @@ SUMMARY_OPTIONAL: schema.Fields = {
     "test_classes": schema.dict_of(schema.list_of(schema.maybe(schema.count))),
     "membership": MEMBERSHIP,
     "sites_left_out": schema.dict_of(schema.text),
+    "classes": schema.list_of(schema.text),
     **dict.fromkeys(("positive", IMPROVING), schema.text),
     POSSIBLE: schema.count,
     SMALL: schema.list_of(schema.count),

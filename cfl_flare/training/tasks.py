@@ -20,6 +20,7 @@ from torch import Tensor
 from cfl_flare.core.config import build_named, name_of, require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import check_settings, setting
+from cfl_flare.data.classes import as_names
 from cfl_flare.data.labels import FORMS, form_of
 from cfl_flare.training.losses import cox_loss, soft_dice
 from cfl_flare.training.measures import (
@@ -34,6 +35,9 @@ from cfl_flare.training.measures import (
     Measure,
     compared,
 )
+
+# Numbers of at most this many different values may be codes of classes.
+FEW_CODES = 20
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ class LearningTask(ABC):
         if form != self.form:
             fitting = " or ".join(repr(task.name) for task in TASKS.values() if task.form == form)
             reason = f"its labels are {FORMS[form]}, and task {self.name!r} takes {FORMS[self.form]}"
-            raise DataError(f"{where}: {reason}; set task to {fitting}, or name other labels")
+            hint = hint_at_codes(y) if form == "number" and self.form == "class" else ""
+            raise DataError(f"{where}: {reason}; {hint}set task to {fitting}, or name other labels")
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         if tuple(outputs.shape) != (1, 1):
@@ -310,6 +315,18 @@ class Segmentation(LearningTask):
 TASKS: dict[str, type[LearningTask]] = {
     task.name: task for task in (Classification, Binary, Multilabel, Regression, Survival, Segmentation)
 }
+
+
+def hint_at_codes(y: np.ndarray) -> str:
+    """A hint for numbers ``(n,)`` that may be codes of classes, as they are few and whole; else empty."""
+    codes = np.unique(y)
+    if len(codes) > FEW_CODES or (codes != np.floor(codes)).any():
+        return ""
+    names = ",".join(as_names(codes.tolist()))
+    return (
+        f"if they are classes, set classes=[{names}] of the source; if one means that there is no label, leave its "
+        "rows out (of a table: absent=[-1],unlabelled=leave); to predict them as numbers, "
+    )
 
 
 def build_task(

@@ -278,7 +278,7 @@ def test_patients_whom_the_site_names(tmp_path, monkeypatch):
     }
     for test_patients, refusal in (
         ([8, 9, 9, 9], None),
-        ([8, 7, 7, 9], "1 of 4 patients have samples in both training"),
+        ([8, 7, 7, 9], "1 of 4 patients have training and test samples"),
     ):
         np.savez(tmp_path / "a.npz", **arrays, train_id=np.array([1, 1, 7, 1]), test_id=np.array(test_patients))
         monkeypatch.setenv("CFL_DATA", str(tmp_path / "a.npz"))
@@ -286,7 +286,7 @@ def test_patients_whom_the_site_names(tmp_path, monkeypatch):
             assert SiteData().load()[0].patient.tolist() == [1, 1, 7, 1]
         else:
             with pytest.raises(DataError, match=refusal):
-                SiteData().load()
+                DataConfig(min_samples=1).host(SiteData(), "site-1", 0, 1)
     (tmp_path / "set" / "a").mkdir(parents=True)
     monkeypatch.setenv("CFL_DATA", str(tmp_path / "set"))
     with pytest.raises(DataError, match=r"CFL_PATIENT = 'id' is set, and .*, a folder of images, names no patients"):

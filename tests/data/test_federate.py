@@ -271,15 +271,15 @@ RULE = {"partition": "class_groups", "groups": 3, "alpha": 1.0}
 
 
 class Numbered(DataSource):
-    """Each sample's only feature is its number; 20, 30 and 40 of three classes."""
+    """Each sample's only feature is its number, in thousands; 20, 30 and 40 of three classes."""
 
     def load(self) -> tuple[Samples, Samples]:
         y = np.repeat([0, 1, 2], [20, 30, 40])
-        return tuple(Samples(np.arange(n, n + 90, dtype=np.float32)[:, None], y) for n in (0, 1000))
+        return tuple(Samples(np.arange(n, n + 90, dtype=np.float32)[:, None] / 1000, y) for n in (0, 1000))
 
 
 def numbers(samples: Samples) -> set[int]:
-    return {round((v + 1) / 2) for v in samples.x[:, 0].tolist()}
+    return {round(1000 * (v + 1) / 2) for v in samples.x[:, 0].tolist()}
 
 
 @pytest.mark.parametrize("rule", [{"partition": "iid"}, RULE, {"partition": "label_permutation", "groups": 2}])
@@ -471,13 +471,13 @@ class NumberedImages(DataSource):
     """Each sample's only feature is its number."""
 
     def load(self) -> tuple[Samples, Samples]:
-        x = np.arange(len(TRAIN) + len(TEST), dtype=np.float32)[:, None]
+        x = np.arange(len(TRAIN) + len(TEST), dtype=np.float32)[:, None] / 1000
         return Samples(x[: len(TRAIN)], TRAIN), Samples(x[len(TRAIN) :], TEST)
 
 
 def image_numbers(samples: Samples) -> list[int]:
     """The numbers of normalised samples."""
-    return [round((v + 1) / 2) for v in samples.x[:, 0].tolist()]
+    return [round(1000 * (v + 1) / 2) for v in samples.x[:, 0].tolist()]
 
 
 def hosted(config: DataConfig, sites: int = 1) -> list[ParticipantData]:

@@ -326,12 +326,12 @@ def test_one_line_for_each_form(y, test, says):
 @pytest.mark.parametrize(
     ("y", "test", "says"),
     [
-        ([[0, 1], [0, 1]], [[1, 0]], "test labels [0] never occur in training; check how the two were split"),
+        ([[0, 1], [0, 1]], [[1, 0]], "test labels 0 never occur in training; check how the two were split"),
         ([[0, 0], [0, 0]], [[0, 0]], "no training sample has a finding; check the labels"),
         ([2.5, 2.5], [1.0], "all training samples have label 2.5; check the labels"),
         ([[2.0, 0], [4, 0]], [[1.0, 1]], "no training sample has the event; check the column of events"),
         (np.zeros((2, 4, 4), int), np.zeros((1, 4, 4), int), "no training mask has a class besides the background; "),
-        (np.ones((2, 4, 4), int), np.full((1, 4, 4), 2), "test labels [2] never occur in training; "),
+        (np.ones((2, 4, 4), int), np.full((1, 4, 4), 2), "test labels 2 never occur in training; "),
     ],
 )
 def test_labels_from_which_little_can_be_learned(y, test, says):

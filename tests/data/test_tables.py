@@ -83,14 +83,14 @@ def test_participants_share_no_patient(tmp_path):
     )
     refused(
         lambda: DataConfig(partition="natural", min_samples=1).resolved(shared),
-        "partition natural: 1 of 8 patients have samples in several participants or splits",
+        "data: 1 of 8 patients have samples at several owners .1 at s and t., such as '1'",
     )
     header, first, *rest = visits().splitlines()
     lines = [f"part,{header}", f"test,{first}", *(f"train,{line}" for line in rest)]
     path = written(tmp_path, "\n".join(lines) + "\n", "split.csv")
     refused(
         lambda: DataConfig().host(Table(path, split="part", patient="pid", leave=["hospital"]), "site-1", 0, 1),
-        "1 of 8 patients have samples in both training and test samples",
+        "data: 1 of 8 patients have training and test samples, such as '0': .*; set repeated_patients to first",
     )
 
 
@@ -438,7 +438,7 @@ def test_the_latest_rows_test():
 
 
 def test_validation_samples_are_never_trained_on_or_tested(tmp_path):
-    table = Table(written(tmp_path, ward()), key="hospital", leave=["kind", "dose"], scaling="none")
+    table = Table(written(tmp_path, ward()), key="hospital", leave=["kind", "dose"], scaling="site")
     seen = {}
     for on in ("test", "validation"):
         config = DataConfig(partition="natural", min_samples=1, validation=0.25, measured_on=on).resolved(table)
@@ -512,7 +512,7 @@ def test_sites_agree_on_the_names_of_classes(tmp_path, monkeypatch):
     assert own["b"].classes == ("malign",) and both.classes == ("benign", "malign")  # one row is unsure
     refused(
         lambda: Table(paths["b"], columns=both.to_dict()).load(),
-        "'unsure' is none of the 2 classes that the sites agreed on; add it to classes",
+        "label 'unsure' is none of the 2 classes that were agreed on .benign, malign.; correct it",
     )
     agreed_on = replace(both, classes=("benign", "malign", "unsure")).to_dict()
     monkeypatch.setenv("CFL_DATA", paths["b"])

@@ -49,8 +49,9 @@ class StudyExecutor(SeveralExecutor):
         where = (ReadOnce(source), fl_ctx.get_identity_name(), content["index"], content["sites"])
         site.add(replace(config, measured_on=VALIDATION).host(*where))
         self._tests = site.tested_on(replace(config, measured_on=TEST).host(*where))
-        for line in source.described() if config.partition is None else ():
+        for line in config.described(source) if config.partition is None else ():
             self.log_info(fl_ctx, f"data: {plain(line)}")
+        self._classes = self._names_to_state(site, source, fl_ctx)
         policy = component_policy(fl_ctx)
         methods = [build_method(method, policy) for method in unmarked(self.more or [])]
         self._known = every_candidate(site.runtime.resident.module, self.num_rounds, methods)
