@@ -20,6 +20,7 @@ from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.params import weighted_mean
 from cfl_flare.data import DataSource, Digits, Samples
+from cfl_flare.data.images import Folder
 from cfl_flare.methods import GLOBAL, Assignment, FedAvg, ServerState, Update
 from cfl_flare.models import MLP
 from cfl_flare.training.tasks import Binary
@@ -65,6 +66,23 @@ class SmallAtSites2And3(DataSource):
         if any("site-3" in argument for argument in sys.argv):
             train, test = (s.take(np.flatnonzero(s.y == 0)[:9]) for s in (train, test))
         return train, test
+
+
+class FoldersOfSites(DataSource):
+    """A folder of images by class for each site, as its own folder holds it."""
+
+    def __init__(self, root: str, classes: Sequence[str] | None = None):
+        self.root = root
+        self.classes = classes
+
+    @property
+    def agreed_classes(self) -> tuple[str, ...]:
+        return tuple(self.classes or ())
+
+    def load(self) -> tuple[Samples, Samples]:
+        words = " ".join(sys.argv)
+        (site,) = [folder for folder in Path(self.root).iterdir() if folder.name in words]
+        return Folder(str(site), classes=self.classes).load()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from nvflare.app_common.filters.exclude_vars import ExcludeVars
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.recipe.sim_env import SimEnv
+from PIL import Image
 
 from cfl_flare.cli import main
 from cfl_flare.core.arrays import load_arrays
@@ -37,7 +38,7 @@ from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.served import load_model
 from cfl_flare.training.settings import TrainSettings
 from tests.e2e.deployment import commands_with, until
-from tests.e2e.plugin import AbsentAtSite2, HalfTheDigits, Received, SmallAtSites2And3, Touchy
+from tests.e2e.plugin import AbsentAtSite2, FoldersOfSites, HalfTheDigits, Received, SmallAtSites2And3, Touchy
 from tests.loop import run_loop
 
 pytestmark = pytest.mark.slow
@@ -329,6 +330,43 @@ def test_a_site_that_cannot_take_part_is_left_out_with_its_reason(tmp_path, monk
     own = [path.read_text() for path in (tmp_path / "job" / "site-2").glob("*.txt")]
     assert sum("DataError: the archive at /mnt/ward2/archive.npz is not mounted" in text for text in own) == 1
     assert any("task 'check' failed: data\n" in text for text in own)
+
+
+def folders(root: Path, **classes: Sequence[str]) -> Path:
+    """For each site a folder of images by class; class number i of all is a bright row i."""
+    for site, names in classes.items():
+        for name in names:
+            folder = root / site.replace("_", "-") / name
+            folder.mkdir(parents=True)
+            for i in range(10):
+                image = np.full((4, 4), i, np.uint8)
+                image["abc".index(name[0])] = 250
+                Image.fromarray(image).save(folder / f"{i}.png")
+    return root
+
+
+def test_sites_that_number_classes_differently_are_not_averaged(tmp_path):
+    """Site 3 never saw class a, so that its folders alone would make b its class 0."""
+    root = folders(tmp_path / "data", site_1="abc", site_2="abc", site_3="bc")
+    job = {"participants": None, "partition": None, "method": "fedavg", "model": MLP((1, 4, 4), 3), "num_rounds": 20}
+    source = FoldersOfSites(str(root))
+    run = load_run(in_simulator(tmp_path / "own", 3, data=source, **job) / "cfl")
+    assert {p["site"] for p in run.summary["participants"]} == {"site-1", "site-2"}
+    reason = "it numbers its classes [b, c], and the others [a, b, c]; correct the names there, or set classes="
+    assert run.summary["sites_left_out"]["site-3"].startswith(reason)
+    assert run.summary["classes"] == ["a", "b", "c"]
+    source = FoldersOfSites(str(root), classes=["a", "b", "c"])
+    run = load_run(in_simulator(tmp_path / "agreed", 3, data=source, **job) / "cfl")
+    assert [p["served_accuracy"] for p in run.summary["participants"]] == [1, 1, 1]
+
+
+def test_a_tie_of_class_names_ends_the_job(tmp_path):
+    root = folders(tmp_path / "data", site_1=["a", "b"], site_2=["a", "bb"])
+    job = {"participants": None, "partition": None, "method": "fedavg", "model": MLP((1, 4, 4), 2)}
+    with pytest.raises(RuntimeError, match="Simulation failed"):
+        in_simulator(tmp_path / "job", 2, data=FoldersOfSites(str(root)), **job)
+    log = "".join(path.read_text() for path in (tmp_path / "job").rglob("server/log.txt"))
+    assert "sites number their classes differently: [a, b] at site-1; [a, bb] at site-2: set classes=" in log
 
 
 def assert_only_at(workspace: Path, site: str, secret: str) -> None:

@@ -70,7 +70,7 @@ FIELDS = ("name", "samples", "group", "tested")
 def check_ins(draw: st.DrawFn) -> Forgery:
     """A check-in that is not true, or none at all."""
     own = draw(st.sampled_from([0, 1]))
-    what = draw(st.sampled_from([*FIELDS, "label", "field", "fewer", "whole", "list", "more", "twice"]))
+    what = draw(st.sampled_from([*FIELDS, "label", "field", "fewer", "whole", "list", "more", "twice", "classes"]))
     junk = draw(
         {"name": NAME | JUNK, "samples": NUMBER | JUNK, "group": NUMBER | JUNK, "label": NAME | JUNK}.get(what, JUNK)
     )
@@ -88,6 +88,8 @@ def check_ins(draw: st.DrawFn) -> Forgery:
                 said[own] = junk
             case "list":
                 content["participants"] = junk
+            case "classes":
+                content["classes"] = [junk]
             case "more":
                 said.append({"name": "p0", "samples": 3, "group": None, "tested": True})
             case "twice":
