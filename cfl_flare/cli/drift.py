@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,15 @@ from cfl_flare.core.config import from_dict, require
 from cfl_flare.core.errors import DataError, UnfitError
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.text import shown
-from cfl_flare.data import DataConfig, ParticipantData, Samples, SiteData
-from cfl_flare.data.samples import check_values, normalised, read
+from cfl_flare.data import DataConfig, Npz, ParticipantData, SiteData
+from cfl_flare.data.numbering import as_numbers, renumber
+from cfl_flare.data.pixels import check_range
+from cfl_flare.data.samples import Samples, check_values, normalised, read
 from cfl_flare.data.table import Table
 from cfl_flare.results import schema
 from cfl_flare.results.model_file import read_model, task_of
 from cfl_flare.results.run_dir import MODELS, SUMMARY, load_run
+from cfl_flare.results.served import pixels_of
 from cfl_flare.training.runtime import Split
 from cfl_flare.training.tasks import LearningTask
 
@@ -90,8 +93,12 @@ def drift(arguments: argparse.Namespace) -> None:
     task, module, data = task_of(meta, path), read_model(path), reference(path, meta, arguments.reference)
     reason = f"task {task.name!r} compares samples with each other, so that none has a loss of its own"
     require(not task.relative, f"drift: {reason}; compare its measures by hand")
-    new = new_samples(arguments.data, data)
-    before, after = (losses(module, task, samples, data.name) for samples in (data.test, new))
+    new = new_samples(arguments.data, data, pixels_of(path, meta))
+    old = data.test
+    if not task.classes:
+        old = as_numbers(old, data.name)
+        new = as_numbers(new, f"drift: --data {arguments.data}")
+    before, after = (losses(module, task, samples, data.name) for samples in (old, new))
     for what, of in (("the run's test samples", before), (f"--data = {arguments.data!r}", after)):
         few = f"drift: {what} are of {len(of)} patients, fewer than {FEWEST}; wait for more"
         require(len(of) >= FEWEST, few, DataError)
@@ -136,15 +143,25 @@ def site_data(path: Path, meta: Mapping[str, Any], named: str | None) -> tuple[P
     return data, made_with
 
 
-def new_samples(named: str, data: ParticipantData) -> Samples:
-    """All samples of a source, as the participant's models see them."""
+def new_samples(named: str, data: ParticipantData, pixel_range: Sequence[float] | None = None) -> Samples:
+    """All samples of a source, as the participant's models see them.
+
+    Args:
+        named: the source.
+        data: the participant's data in the run.
+        pixel_range: the range of the run's pixels; None if they were bytes, or floats in [0, 1].
+    """
     source, preparation = own_source(named), data.preparation
     if preparation is not None:
         source = source.inner if isinstance(source, SiteData) else source
         if isinstance(source, Table) and source.columns is None:
             source = replace(source, columns=preparation.columns.to_dict())
-    train, test = read(source, f"drift: --data {named}")
-    samples = train.joined(test) if len(test) else train
+    if isinstance(source, (Npz, SiteData)) and source.range is None:
+        source = replace(source, range=pixel_range)
+    train, test = read(source, f"drift: --data {named}", alone=True)
+    samples = renumber(train.joined(test) if len(test) else train, data.train.classes, f"drift: --data {named}")
+    if preparation is None:
+        check_range(samples.x, f"drift: --data {named}", "bring the samples to what the run's were")
     x = normalised(samples.x) if preparation is None else check_values(preparation.apply(samples.x), named)
     return replace(samples, x=x)
 

@@ -32,6 +32,11 @@ else:
 SITE_DATA = "site"
 # What ``run``, ``study`` and ``partition`` simulate, unless the data has owners.
 SIMULATED: dict[str, Any] = {"participants": 24, "partition": "label_permutation:groups=3"}
+# What their help names as the defaults, which depend on the data.
+SIMULATED_AS = {
+    **SIMULATED,
+    "partition": "natural if samples have owners, iid for your own data, else label_permutation:groups=3",
+}
 # How ``run`` and ``study`` train and measure; what is None follows from the task, see `cfl_flare.cli.specs`.
 TRAINED: dict[str, Any] = {"lr": 0.05, "bootstrap": None, "measures": None, "score_bins": None}
 TRAINED_AS = {"bootstrap": "200, or 50 of survival times and masks", "score_bins": "200 with two classes"}

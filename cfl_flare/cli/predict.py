@@ -27,13 +27,14 @@ from cfl_flare.data.features import check_columns, encoded, names_of
 from cfl_flare.data.files import expanded, find, read_npz
 from cfl_flare.data.frames import is_table, read_frame
 from cfl_flare.data.images import SUFFIXES, decoded
+from cfl_flare.data.pixels import check_range, scale_to
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.samples import channels_first, check_values, normalised
 from cfl_flare.results.gate import check_file
 from cfl_flare.results.model_file import model_of, read_model, task_of
 from cfl_flare.results.remarks import listed
 from cfl_flare.results.run_dir import MODELS, SERVED, the_run
-from cfl_flare.results.served import PREPARATIONS, preparation_of, served_file
+from cfl_flare.results.served import PREPARATIONS, classes_of, pixels_of, preparation_of, served_file
 from cfl_flare.training.ensemble import Ensemble
 from cfl_flare.training.losses import predicted
 from cfl_flare.training.onnx_graph import Portable, write_onnx
@@ -81,10 +82,12 @@ def predict(arguments: argparse.Namespace) -> None:
         require(row_name is None, f"predict: --id = {row_name!r} names a table's column, and {data} is no table")
         shape = getattr(module.parts[0] if isinstance(module, Ensemble) else module, "input_shape", None)
         is_image = isinstance(shape, (tuple, list)) and len(shape) == 3
-        names, samples = read_images(data, arguments.array, shape if is_image else None)
+        pixels = pixels_of(path, meta)
+        names, samples = read_images(data, arguments.array, shape if is_image else None, pixels)
     # A preparation has scaled the rows of a table.
     as_seen: Callable[[np.ndarray], np.ndarray] = normalised if columns is None else np.asarray
-    header, rows = lines_of(task_of(meta, path), outputs_of(module, samples, data, as_seen), path, columns)
+    outputs = outputs_of(module, samples, data, as_seen)
+    header, rows = lines_of(task_of(meta, path), outputs, path, columns, classes_of(path, meta))
     lines = io.StringIO(newline="")
     writer = csv.writer(lines)
     writer.writerow(map(cell, [row_name or "sample", *header]))
@@ -132,10 +135,19 @@ def find_model(run: Path, slot: str | None, participant: str | None = None) -> P
     return chosen[0]
 
 
-def read_images(data: Path, array: str | None, shape: Sequence[int] | None) -> tuple[list[str], np.ndarray]:
+def read_images(
+    data: Path, array: str | None, shape: Sequence[int] | None, pixels: Sequence[float] | None = None
+) -> tuple[list[str], np.ndarray]:
     """Images of a folder or of an .npz file's array, and their names: a file's path in the folder, or an index.
 
-    A folder's images are converted to a shape ``(channels, height, width)`` if there is one.
+    Args:
+        data: the folder or the file.
+        array: the array's name; None for one of `ARRAYS`.
+        shape: ``(channels, height, width)``, to which a folder's images are converted; None to leave them.
+        pixels: the range of the pixels with which the model was trained; None for bytes, and floats in [0, 1].
+
+    Raises:
+        DataError: there are no images, or their numbers are clearly outside of that range.
     """
     data = find(str(expanded(str(data))), "predict", folder=None)
     if data.is_dir():
@@ -148,8 +160,10 @@ def read_images(data: Path, array: str | None, shape: Sequence[int] | None) -> t
     name = array or next((n for n in ARRAYS if n in arrays), None)
     if name is None:
         raise DataError(f"{data}: has no array {' or '.join(ARRAYS)} but {', '.join(arrays)}; name one with --array")
-    images = channels_first(arrays[name], f"{data}: {name}")
+    content = arrays[name] if pixels is None else scale_to(arrays[name], pixels, f"{data}: {name}")
+    images = channels_first(content, f"{data}: {name}")
     check_values(images, f"{data}: {name}")
+    check_range(images, f"{data}: {name}", "bring the images to what the run's were")
     return [str(i) for i in range(len(images))], images
 
 
@@ -171,9 +185,12 @@ def read_rows(data: Path, preparation: Preparation, identifier: str | None = Non
 
 
 def lines_of(
-    task: LearningTask, outputs: torch.Tensor, path: Path, columns: Columns | None
+    task: LearningTask, outputs: torch.Tensor, path: Path, columns: Columns | None, classes: Sequence[str] = ()
 ) -> tuple[list[str], list[list[Any]]]:
-    """The columns of the CSV file, and a line for each sample, of the model's outputs ``(n, classes)``."""
+    """The columns of the CSV file, and a line for each sample, of the model's outputs ``(n, classes)``.
+
+    The names of the ``classes`` are the run's, for samples that are no table.
+    """
     reason = f"predict: {path} predicts masks, which no line of a table holds"
     require(outputs.dim() == 2, f"{reason}; read it with cfl_flare.load_model in Python")
     if task.form == "time":
@@ -183,19 +200,23 @@ def lines_of(
     written = [[f"{p:.6f}" for p in row] for row in predictions.tolist()]
     if task.link not in ("softmax", "sigmoid"):
         return [title or "value"], written
-    classes, header = class_names(2 if isinstance(task, Binary) else predictions.shape[1], columns)
+    count = 2 if isinstance(task, Binary) else predictions.shape[1]
+    names, header = class_names(count, columns, classes)
     if isinstance(task, Binary):
         labels, header = (predictions[:, 0] >= task.threshold).int().tolist(), header[1:]
     elif task.link == "softmax":
         labels = predictions.argmax(1).tolist()
     else:
         return header, written
-    return [title or "label", *header], [[classes[label], *row] for label, row in zip(labels, written)]
+    return [title or "label", *header], [[names[label], *row] for label, row in zip(labels, written)]
 
 
-def class_names(count: int, columns: Columns | None) -> tuple[list[str], list[str]]:
+def class_names(count: int, columns: Columns | None, classes: Sequence[str] = ()) -> tuple[list[str], list[str]]:
     """The names of this number of classes, and of their probabilities: numbers, where nothing names them."""
     numbers = [str(k) for k in range(count)]
+    if columns is None and classes:
+        names = [*classes[:count], *numbers[len(classes) :]]
+        return names, [f"p({name})" for name in names]
     if columns is None or columns.label is None:
         return numbers, [f"p{k}" for k in numbers]
     if columns.classes:
@@ -277,6 +298,7 @@ def portable_of(path: Path, participant: str | None = None, module: torch.nn.Mod
     classes: list[str] = []
     if task.link in ("softmax", "sigmoid"):
         columns = None if preparation is None else preparation.columns
-        classes = class_names(2 if isinstance(task, Binary) else outputs.shape[1], columns)[0]
+        count = 2 if isinstance(task, Binary) else outputs.shape[1]
+        classes = class_names(count, columns, classes_of(path, meta))[0]
     facts = {"name": path.stem, "network": model_of(meta, path), "rounds": meta.get("round")}
     return Portable(model, task, tuple(shape), preparation, classes, facts)

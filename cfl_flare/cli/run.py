@@ -21,6 +21,7 @@ from cfl_flare.core.config import check_run_name, require
 from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.classes import describe_classes
 from cfl_flare.data.columns import Columns
+from cfl_flare.data.numbering import renumber
 from cfl_flare.data.table import Table as PatientTable
 from cfl_flare.engine.newcomers import Finished, Newcomer, joining_rule
 from cfl_flare.engine.plan import CONCERNS, RunPlan
@@ -39,7 +40,8 @@ NOT_IN_RUN = ("min_clients", "site_names", "name", "resume_from", "byoc")
 EPILOG = """examples:
   cfl-flare run                                  FedAvg and WeCFL on digits
   cfl-flare run --method ifca:k=3 --rounds 40    another method
-  cfl-flare run --data bloodmnist.npz --method wecfl:k=3 --penalty proximal:mu=1
+  cfl-flare run --data bloodmnist.npz --partition scanner --method wecfl:k=3
+  cfl-flare run --data npz:path=skin.npz,key=clinic --penalty proximal:mu=1
   PYTHONPATH=. cfl-flare run --data my_module.MyData --model my_module.MyNet
 
 'cfl-flare methods' lists methods, penalties, partitions, data and models, each
@@ -55,7 +57,7 @@ def add_run_options(command: Parser) -> None:
     what = command.add_argument_group("what is run")
     options.add_method(what, "several may be given (local, fedavg, wecfl:k=3)", default=COMPARED)
     options.add_data(what, "digits")
-    add_settings(what, DataConfig, without=("seed", "indicator_samples"), derived=options.SIMULATED)
+    add_settings(what, DataConfig, without=("seed", "indicator_samples"), derived=options.SIMULATED_AS)
     execution = command.add_argument_group("how it is run")
     add_settings(execution, Simulation)
     execution.add_argument("--out", metavar="DIR", help="where results go; default: cfl-runs/<time>")
@@ -90,7 +92,7 @@ def run_names(methods: Sequence[Method]) -> list[str]:
 def add_partition_options(command: Parser) -> None:
     options.add_data(command, "digits")
     unused = ("indicator_samples", "unseen", "validation", "measured_on", "without")
-    add_settings(command, DataConfig, without=unused, derived=options.SIMULATED)
+    add_settings(command, DataConfig, without=unused, derived=options.SIMULATED_AS)
     command.add_argument("--show", action="store_true", help="list every participant")
     command.add_argument("--figure", metavar="FILE", help="draw label counts by participant (thesis Fig. A.1-A.4)")
 
@@ -144,6 +146,10 @@ def onboard(arguments: argparse.Namespace) -> None:
     specs.check_out(out)
     source = with_columns(specs.read_source(arguments.data), columns_of(run.folder))
     (data,) = DataConfig(min_samples=1).host(source, name, 0, 1)
+    classes = tuple(run.summary.get("classes", ()))
+    where = f"--data = {arguments.data!r}"
+    train = renumber(data.train, classes, where)
+    data = dataclasses.replace(data, train=train, test=renumber(data.test, classes, where))
     newcomer = run.join(data, run.logits(arguments.indicator_file), arguments.rounds, arguments.group)
     path = run.save(newcomer, out)
     console = Console()

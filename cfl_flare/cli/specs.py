@@ -21,7 +21,8 @@ from cfl_flare.core.files import read_json
 from cfl_flare.core.settings import pick
 from cfl_flare.data import SOURCES, DataConfig, DataSource, SiteData
 from cfl_flare.data.files import expanded, from_here
-from cfl_flare.data.samples import NamedSource, as_numbers, read
+from cfl_flare.data.numbering import as_numbers
+from cfl_flare.data.samples import NamedSource, read
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS
 from cfl_flare.methods import Groups, Method, build_method
@@ -68,7 +69,7 @@ def own_source(text: str | None) -> DataSource:
 
 
 def dealt_out(source: DataSource, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a simulation's data: as given, else the source's own partition, else `SIMULATED`."""
+    """The settings of a simulation's data: as given, else as `usual_partition` and `SIMULATED` say."""
     chosen = settings.get("partition") or usual_partition(source)
     name = chosen if isinstance(chosen, str) else chosen["partition"]
     participants = settings.get("participants")

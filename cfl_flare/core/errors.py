@@ -22,7 +22,7 @@ FAILURES = {
     "ledger": "its ledger of privacy cannot be trusted until its operator has looked",
     "encrypts": "a filter there encrypts models, which the server has to compare",
     "missing": "the data that it should read is not there",
-    "columns": "its table's columns are not those that the job names or the sites agreed on",
+    "columns": "its table's columns, or its classes, are not those that the job names or the sites agreed on",
     "model": "its samples or labels do not fit the job's model or task",
     "data": "its data cannot be read, or holds what the job does not take",
     "payload": "what the server sent does not fit there",
@@ -96,7 +96,7 @@ class MissingDataError(DataError, failure="missing"):
 
 
 class ColumnsError(DataError, failure="columns"):
-    """A table lacks a column, or has one that the sites did not agree on."""
+    """A table lacks a column or has a new one, or classes have names that the sites did not agree on."""
 
 
 class FitError(DataError, failure="model"):

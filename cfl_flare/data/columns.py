@@ -24,6 +24,7 @@ from cfl_flare.core.files import read_json
 from cfl_flare.core.settings import check_settings
 from cfl_flare.core.shares import capped
 from cfl_flare.core.text import shown
+from cfl_flare.data.classes import check_spelling_of_sites
 from cfl_flare.data.frames import READING, Reading
 from cfl_flare.data.labels import LARGEST
 
@@ -276,6 +277,7 @@ def agreed(sites: Mapping[str, Columns]) -> Columns:
     merged = tuple(_together({site: columns[name] for site, columns in by_site.items()}) for name in names)
     leave = tuple(dict.fromkeys(name for columns in sites.values() for name in columns.leave))
     classes = _all_of([columns.classes for columns in sites.values()])
+    check_spelling_of_sites({site: columns.classes for site, columns in sites.items()})
     alike = {name: {getattr(columns, name) for columns in sites.values()} for name in READING}  # else each site's own
     reading: dict[str, Any] = {name: values.pop() if len(values) == 1 else None for name, values in alike.items()}
     return replace(model, columns=merged, classes=classes, leave=leave, **reading)
@@ -291,6 +293,7 @@ def _check_equal(sites: Mapping[str, Any], names: Iterable[str], where: str) -> 
 
 
 def _together(sites: Mapping[str, Column]) -> Column:
+    sites = {site: _widen_single(column, sites.values()) for site, column in sites.items()}
     every = list(sites.values())
     kind, categories, where = every[0].kind, every[0].categories, f"columns: {shown(every[0].column)}"
     ordered = ("categories",) if kind in ("boolean", "ordinal") else ()
@@ -301,6 +304,16 @@ def _together(sites: Mapping[str, Column]) -> Column:
     mean, deviation = _scale(sites, where) if every[0].is_scaled else (None, None)
     rows, missing = sum(column.rows for column in every), any(column.missing for column in every)
     return replace(every[0], categories=categories, missing=missing, rows=rows, mean=mean, deviation=deviation)
+
+
+def _widen_single(column: Column, others: Iterable[Column]) -> Column:
+    """A column with one value, or none, as the boolean that it is at another site: all patients there may be women."""
+    if column.kind != "category" or len(column.categories) > 1:
+        return column
+    for other in others:
+        if other.kind == "boolean" and {*column.categories} <= {*other.categories}:
+            return replace(column, kind="boolean", categories=other.categories)
+    return column
 
 
 def _scale(sites: Mapping[str, Column], where: str) -> tuple[float | None, float | None]:

@@ -40,6 +40,12 @@ RANGE_HELP = (
 )
 
 
+def pixel_facts(source: object) -> dict[str, Any]:
+    """For a run's summary: the range of pixels that a data source names; empty if it names none."""
+    ends = getattr(source, "range", None)
+    return {} if ends is None else {"range": list(map(float, ends))}
+
+
 def scale_to(images: np.ndarray, range: Sequence[float], where: str) -> np.ndarray:
     """Brings pixels from an agreed range to [0, 1].
 

@@ -14,6 +14,7 @@ from cfl_flare.core.seeds import stream
 from cfl_flare.core.text import shown
 from cfl_flare.data.files import find, read_npz
 from cfl_flare.data.labels import FORMS, form_of, strata
+from cfl_flare.data.pixels import check_range
 from cfl_flare.data.samples import Samples, normalised
 
 if TYPE_CHECKING:
@@ -117,5 +118,6 @@ def read_indicator(path: str, per_class: int, seed: int) -> Samples:
     file = find(path, "indicator_file")
     arrays, where = read_npz(file, ["train_images", "train_labels"]), f"indicator_file {file}"
     samples = Samples.of_images(where, arrays["train_images"], arrays["train_labels"]).check(where)
+    check_range(samples.x, where, "bring the images to uint8, or to floats in [0, 1]")
     chosen = samples.take(draw_indicator(samples.y, per_class, seed, where))
     return Samples(normalised(chosen.x), chosen.y)

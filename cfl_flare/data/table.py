@@ -23,8 +23,9 @@ from cfl_flare.data.columns import Columns, as_texts
 from cfl_flare.data.files import find
 from cfl_flare.data.frames import Reading, read_frame
 from cfl_flare.data.labels import form_of
+from cfl_flare.data.numbering import name_labels, number_codes
 from cfl_flare.data.preparation import Preparation, Scaling
-from cfl_flare.data.samples import NamedSource, Samples, name_labels, number_codes
+from cfl_flare.data.samples import NamedSource, Samples
 from cfl_flare.data.splits import split_as_named, split_by_class, split_by_time
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from cfl_flare.core.config import build
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.networks import describe_network
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
+from cfl_flare.data.pixels import pixel_facts
 from cfl_flare.engine.drive import Checkpoints, InProcess, drive
 from cfl_flare.engine.indicator import logits_for
 from cfl_flare.engine.initial_models import initial_models
@@ -199,6 +200,7 @@ def class_facts(source: DataSource, task: LearningTask, hosted: Sequence[Partici
     names = hosted[0].train.classes if hosted and task.classes else ()
     return {
         **({"classes": list(names)} if names else {}),
+        **pixel_facts(source),
         **({} if positive is None else {"positive": positive}),
         **({} if naming is None else {"majority": mean_of(naming)}),
     }

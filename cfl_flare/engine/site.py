@@ -20,7 +20,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
 from cfl_flare.core.seeds import stream
 from cfl_flare.data import ParticipantData, Samples
-from cfl_flare.data.samples import as_numbers
+from cfl_flare.data.numbering import as_numbers
 from cfl_flare.engine.indicator import check_task
 from cfl_flare.engine.observers import ANSWERING, Probe
 from cfl_flare.engine.task import Result, Task

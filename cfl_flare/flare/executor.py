@@ -304,6 +304,10 @@ class ClusteredExecutor(Executor):
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
         """Reads the data, and gives each participant that this site hosts its own."""
         config = policy.data_config(self.data, fl_ctx, source)
+        counted_twice = config.repeated_patients == "allow" and source.patient is not None
+        reason = "data: repeated_patients = 'allow' counts a patient more than once, and dp promises each one epsilon"
+        is_private = self._books is not None
+        require(not (counted_twice and is_private), f"{reason}; set it to first or drop", BudgetError)
         site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
         for line in config.described(source) if config.partition is None else ():
             self.log_info(fl_ctx, f"data: {plain(line)}")

@@ -106,6 +106,7 @@ SUMMARY_OPTIONAL: schema.Fields = {
     "membership": MEMBERSHIP,
     "sites_left_out": schema.dict_of(schema.text),
     "classes": schema.list_of(schema.text),
+    "range": schema.row(schema.number, schema.number),
     **dict.fromkeys(("positive", IMPROVING), schema.text),
     POSSIBLE: schema.count,
     SMALL: schema.list_of(schema.count),

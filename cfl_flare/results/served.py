@@ -18,7 +18,9 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.files import atomic_write, make_folder
 from cfl_flare.core.text import shown
 from cfl_flare.data import ParticipantData
+from cfl_flare.data.classes import as_names
 from cfl_flare.data.columns import Columns
+from cfl_flare.data.pixels import RANGE
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.methods import GLOBAL
 from cfl_flare.results import schema
@@ -182,6 +184,40 @@ def preparation_of(path: Path, meta: Mapping[str, Any], participant: str | None)
     whose = f"predict: whose table is it? --participant {shown(participant)} is none of the run's {some}"
     require(name in people, whose)
     return Preparation.of({**people[name], "columns": content["columns"]}, str(folder / PREPARATIONS))
+
+
+def classes_of(path: Path, meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the classes that the model in a file predicts: as the job or the run's folder says.
+
+    Args:
+        path: the model's file.
+        meta: what the file says of itself.
+
+    Returns:
+        The names in the order of the outputs; none if classes are called by their numbers.
+    """
+    names = _data_fact(path, meta, "classes")
+    return as_names(names) if isinstance(names, list) else ()
+
+
+def pixels_of(path: Path, meta: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The range of pixels with which the model in a file was trained; None if they were bytes, or floats in [0, 1].
+
+    Arguments are as for `classes_of`.
+    """
+    ends = _data_fact(path, meta, "range")
+    return (float(ends[0]), float(ends[1])) if RANGE.hold(ends) else None
+
+
+def _data_fact(path: Path, meta: Mapping[str, Any], name: str) -> Any:
+    """What the job says of its data in a site's own copy of a model, or the run's folder of it."""
+    made_with = meta.get("made_with")
+    if isinstance(made_with, Mapping):
+        source = made_with.get("source")
+        arguments = source.get("args") if isinstance(source, Mapping) else None
+        return arguments.get(name) if isinstance(arguments, Mapping) else None
+    folder = path.parent.parent
+    return load_run(folder).summary.get(name) if (folder / SUMMARY).is_file() else None
 
 
 def _preparations(folder: Path) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import changed, settings_of, shows
 from cfl_flare.data import DataSource
 from cfl_flare.data.files import from_here
+from cfl_flare.data.pixels import pixel_facts
 from cfl_flare.engine.plan import CONCERNS, AssignSettings, RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.flare.aggregator import ClusteringAggregator
@@ -184,7 +185,8 @@ class ClusteredRecipe(Recipe):
         if script is None:
             named = None if plan.reader is None or "source" in dealt_out else plan.reader.positive
             positive = {} if named is None else {"positive": named}  # what real sites' source calls a class
-            self._facts = {**dealt_out, "training": shared["training"], **positive, **plan.facts, **MARK}
+            of_data = {**positive, **pixel_facts(plan.reader)}
+            self._facts = {**dealt_out, "training": shared["training"], **of_data, **plan.facts, **MARK}
         else:
             self._facts = marked({"train_script": Path(script).name})
             self._assign = marked(asdict(self._assigned_by(script)))
