@@ -216,7 +216,7 @@ RUNS = {
     f"--model {HERE}.NotANetwork": r"'tests.test_refusals.NotANetwork' is not a torch\.nn.*Module; name a subclass",
     f"--model {HERE}.Breaks": r"model Breaks: KeyError: 'checkpoint'; correct what it was given: {}",
     f"--model {HERE}.TwoOutputs:input_shape=[1,8,8],num_classes=10": r"TwoOutputs returns a tuple; .* return logits",
-    "--model torch.nn.LazyLinear:out_features=10": r"model LazyLinear: its parameters cannot .*; they should exist",
+    "--model torch.nn.LazyLinear:out_features=10": r"model LazyLinear: 'weight' has no shape yet.*; name the sizes",
     "--model torch.nn.Flatten": r"model Flatten has no parameters to train",
     "--model mlp:depth=2": r"model MLP: unknown setting 'depth'; it has: input_shape, num_classes, hidden",
     "--model mlp:hidden=64": r"model mlp: hidden = 64 should be whole numbers >= 1, such as \[64\]",

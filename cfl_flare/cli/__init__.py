@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 
@@ -14,6 +15,7 @@ from cfl_flare.core import __version__
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import CFLError, RunFailedError, UnfitError
 from cfl_flare.core.files import explained
+from cfl_flare.core.signals import StoppedError
 from cfl_flare.core.text import plain
 
 # Each command's module, which has a function of its name and one that adds its options; and its line of help.
@@ -63,12 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MemoryError, RecursionError) as error:
         return _failed(f"{one_line(error)}; what it was given is too large for this machine", 2)
     except KeyboardInterrupt:
-        print("cfl-flare: interrupted", file=sys.stderr)
-        return 130
+        return _failed("interrupted", 130)
+    except StoppedError as stop:
+        return _failed(f"stopped by {stop.name}", stop.code)
     return 0
 
 
 def _failed(reason: str, status: int) -> int:
     """Prints why a command failed, in one line that a terminal cannot take for a command; returns its exit status."""
-    print("cfl-flare:", plain(reason, 2000), file=sys.stderr)
+    with suppress(OSError):  # the terminal may be closed
+        print("cfl-flare:", plain(reason, 2000), file=sys.stderr, flush=True)
     return status

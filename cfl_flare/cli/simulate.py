@@ -8,14 +8,12 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -132,11 +130,9 @@ def through_flare(plans: Mapping[str, RunPlan], simulation: Simulation, out: Pat
         log = out / ("" if several else next(iter(plans))) / "flare.log"
         failure = ""
         try:
-            with interrupts() as interrupted, display.watching(folders), output_to(log):
+            with display.watching(folders), output_to(log):
                 recipe.execute(env)
         except RuntimeError as error:
-            if interrupted.is_set():
-                raise KeyboardInterrupt from error
             failure = reason_in(log) or str(error)
         state = Path(os.environ.get(STATE_ROOT) or Path(env.workspace_root) / "cfl_state") / job_name
         for name, folder in folders.items():
@@ -158,25 +154,6 @@ def reason_in(log: Path) -> str:
     marks = r"(?:FATAL_SYSTEM_ERROR received: |is left out: |ERROR - )(.+)"
     reasons = re.findall(marks, log.read_text(errors="replace"))
     return reasons[-1] if reasons else ""
-
-
-@contextlib.contextmanager
-def interrupts() -> Iterator[threading.Event]:
-    """An event for Ctrl-C, which FLARE catches: it stops its processes and reports a failed simulation."""
-    interrupted, usual = threading.Event(), signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or usual is not signal.default_int_handler:
-        yield interrupted
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        interrupted.set()
-        signal.default_int_handler(number, frame)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, usual)
 
 
 @contextlib.contextmanager

@@ -19,9 +19,11 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from cfl_flare.core.config import MISSING, OPEN, POSITIONAL, build, class_path, describe, made_by, one_line, plain_value
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.network_arrays import check_arrays
 from cfl_flare.core.text import shown
 
 # A dictionary shows this many unknown arguments; of more, those without a default.
@@ -37,6 +39,12 @@ def describe_network(network: Any) -> dict[str, Any]:
     """
     if not isinstance(network, nn.Module):
         return describe(network, "model")
+    if isinstance(network, torch.jit.ScriptModule) or hasattr(network, "_orig_mod"):
+        raise ConfigError(
+            f"model: a compiler has made this {type(network).__name__}, and sites build a network by its class; pass "
+            "the network as it was before torch.compile or torch.jit"
+        )
+    check_arrays(network)
     path, name = class_path(network, "model"), type(network).__name__
     args, unknown = _read(network)
     spec = {"class_path": path, "args": args}
@@ -182,7 +190,7 @@ def _difference(a: Any, b: Any, place: str, seen: set[tuple[int, int]]) -> str |
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return None if np.array_equal(a, b) else text
     listed = isinstance(a, (list, tuple)) and isinstance(b, (list, tuple))  # a job's tuples are lists
-    if type(a) is not type(b) and not listed:
+    if _class_of(a) is not _class_of(b) and not listed:
         return None if np.isscalar(a) and np.isscalar(b) and a == b else text
     here, there = _inside(a), _inside(b)
     if not here and not there:
@@ -197,6 +205,11 @@ def _difference(a: Any, b: Any, place: str, seen: set[tuple[int, int]]) -> str |
         if difference is not None:
             return difference if isinstance(a, nn.Module) else text
     return None
+
+
+def _class_of(value: Any) -> type:
+    """The class of a value, as it was before torch gave the layer one of its own, for instance for spectral_norm."""
+    return parametrize.type_before_parametrizations(value) if isinstance(value, nn.Module) else type(value)
 
 
 def _inside(value: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from cfl_flare.core.errors import ConfigError, PayloadError
+from cfl_flare.core.network_arrays import Constant, is_constant, layer_of, live_state
 from cfl_flare.core.text import shown
 
 if TYPE_CHECKING:
@@ -82,10 +83,12 @@ class Layout:
         entries: the arrays, in the order of the vectors.
         tied: further names of some of them, with the name of the entry: two names of a module's ``state_dict()`` for
             one tied weight. They are added to named arrays that leave, and accepted in those that arrive.
+        constants: arrays that are in no vector: they are not trained, and cannot be averaged.
     """
 
     entries: tuple[Entry, ...]
     tied: tuple[tuple[str, str], ...] = ()
+    constants: tuple[Constant, ...] = ()
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> Layout:
@@ -96,36 +99,60 @@ class Layout:
         from torch import nn
 
         linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-        buffers, entries, tied = {name for name, _ in module.named_buffers()}, [], []
+        buffers = {name for name, _ in module.named_buffers()}
+        entries: list[Entry] = []
+        tied: list[tuple[str, str]] = []
+        constants: list[Constant] = []
         first: dict[Any, str] = {}
         for name, (name_in_module, tensor) in live_state(module).items():
             place = _place(tensor)
             if first.setdefault(place, name) != name:
                 tied.append((name, first[place]))
                 continue
-            kind, layer = "buffer" if name_in_module in buffers else "parameter", name_in_module.rpartition(".")[0]
+            if is_constant(tensor):
+                constants.append(Constant.of(name, tensor))
+                continue
+            kind = "buffer" if name_in_module in buffers else "parameter"
+            layer = layer_of(name_in_module)
             if not tensor.is_floating_point() and not isinstance(tensor, nn.Parameter):
                 kind = "counter"
             entries.append(Entry(name, tuple(tensor.shape), kind, layer in linear[-1:], layer in linear))
         if not any(e.kind == "parameter" for e in entries):
-            raise ConfigError(f"model {type(module).__name__} has no parameters to train")
+            raise ConfigError(
+                f"model {type(module).__name__} has no parameters to train; give it a layer with weights, such as "
+                "nn.Linear, or keep arrays as nn.Parameter in place of buffers"
+            )
         order = ("parameter", "buffer", "counter")
-        return cls._packed(sorted(entries, key=lambda e: order.index(e.kind)), tied)
+        return cls._packed(sorted(entries, key=lambda e: order.index(e.kind)), tied, constants)
 
     @classmethod
-    def _packed(cls, entries: Iterable[Entry], tied: Iterable[tuple[str, str]] = ()) -> Layout:
+    def _packed(
+        cls, entries: Iterable[Entry], tied: Iterable[tuple[str, str]] = (), constants: Iterable[Constant] = ()
+    ) -> Layout:
         """These arrays one after the other, each kind of vector filled from its start."""
         placed, ends = [], {"float": 0, "counter": 0}
         for entry in entries:
             vector = "counter" if entry.kind == "counter" else "float"
             placed.append(replace(entry, offset=ends[vector]))
             ends[vector] += entry.size
-        return cls(tuple(placed), tuple(tied))
+        return cls(tuple(placed), tuple(tied), tuple(constants))
 
     def untied(self, arrays: Mapping[str, T]) -> dict[str, T]:
-        """Named values with each tied weight once, under the name of its entry."""
+        """Named values without constants, and with each tied weight once, under the name of its entry."""
         other = dict(self.tied)
-        return {other.get(name, name): value for name, value in arrays.items() if other.get(name) not in arrays}
+        constants = {constant.name for constant in self.constants}
+        learned = {name: value for name, value in arrays.items() if name not in constants}
+        return {other.get(name, name): value for name, value in learned.items() if other.get(name) not in arrays}
+
+    def check_constants(self, arrays: Mapping[str, Any]) -> None:
+        """Raises a PayloadError if named arrays that arrive would change a constant."""
+        for constant in self.constants:
+            if constant.name in arrays and not constant.allows(np.asarray(arrays[constant.name])):
+                raise PayloadError(
+                    "constant",
+                    f"{constant.name!r} is a constant of the network, and training has changed it; keep what training "
+                    "changes as finite numbers, such as 1e30 in place of infinity, or with persistent=False",
+                )
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -214,7 +241,9 @@ class Layout:
         With ``allow_missing``, missing names are zero and marked, as a site's filter removed them. A PayloadError for a
         missing or unknown name, or an array of the wrong shape, not real or not finite.
         """
-        names, arrays = [e.name for e in self.entries], self.untied(arrays)
+        self.check_constants(arrays)
+        names = [e.name for e in self.entries]
+        arrays = self.untied(arrays)
         self.restricted(arrays.keys())
         missing = [name for name in names if name not in arrays]
         if missing and not allow_missing:
@@ -276,6 +305,10 @@ class Params:
         arrays = {e.name: e.view(self.counters if e.kind == "counter" else self.vector) for e in self.layout.entries}
         return {**arrays, **{name: arrays[entry] for name, entry in self.layout.tied}}
 
+    def state(self) -> dict[str, Array]:
+        """The named arrays and the network's constants, as a module's ``load_state_dict()`` wants them."""
+        return {**self.arrays(), **{constant.name: constant.array for constant in self.layout.constants}}
+
     def take(self, layout: Layout) -> Params:
         """A part of the model, with that part's layout; the model itself where the part is all of it."""
         if layout == self.layout:
@@ -290,22 +323,6 @@ class Params:
         if together:
             return self.vector[places[0].start : places[-1].stop]
         return np.concatenate([self.vector[s] for s in places])
-
-
-def live_state(module: torch.nn.Module) -> dict[str, tuple[str, torch.Tensor]]:
-    """The tensors of a module's ``state_dict()``, by its names: the name in the module and the live tensor.
-
-    A module may override ``state_dict()``, name only some of its parameters (adapters), and name them differently. A
-    tensor that is none of the module's stays as it is.
-    """
-    tensors: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    tensors |= dict(module.named_buffers(remove_duplicate=False))
-    state = {name: value for name, value in module.state_dict().items() if hasattr(value, "is_floating_point")}
-    if state.keys() <= tensors.keys():
-        return {name: (name, tensors[name]) for name in state}
-    places = {(tensor.data_ptr(), tensor.shape): name for name, tensor in reversed(tensors.items()) if tensor.numel()}
-    names = {name: places.get((value.data_ptr(), value.shape), name) for name, value in state.items()}
-    return {name: (in_module, tensors.get(in_module, state[name])) for name, in_module in names.items()}
 
 
 def _place(tensor: torch.Tensor) -> Any:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.params import Layout, Params, live_state
+from cfl_flare.core.network_arrays import live_state
+from cfl_flare.core.params import Layout, Params
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,8 @@ from torch import nn
 
 from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import CFLError, ConfigError, DataError
-from cfl_flare.core.params import Layout, live_state
+from cfl_flare.core.network_arrays import check_trainable, live_state
+from cfl_flare.core.params import Layout
 from cfl_flare.core.private import Division
 from cfl_flare.data.columns import Columns
 from cfl_flare.engine.early_stopping import EarlyStopping
@@ -66,6 +67,7 @@ def _check_fit(plan: RunPlan) -> Division:
         check_server_optimizer(method, plan.server)
     check_sums(plan.executor.site_sums, method, plan.server, scripted)
     if not scripted:
+        check_trainable(module)
         left = [name for i, name in names.items() if i not in {id(tensor) for _, tensor in live_state(module).values()}]
         require(
             not left,

@@ -16,6 +16,7 @@ import torch
 
 from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import AbortedError, ConfigError, DataError, FitError, failure_of
+from cfl_flare.core.network_arrays import check_trainable
 from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
 from cfl_flare.core.seeds import stream
@@ -36,6 +37,7 @@ from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.sample_gradients import check_network
 from cfl_flare.training.settings import TrainSettings, batch_bounds
 from cfl_flare.training.tasks import LearningTask
+from cfl_flare.training.trial import explain_input, try_training_step
 
 
 class Site:
@@ -80,6 +82,7 @@ class Site:
     ):
         self.method = method
         self.runtime = Runtime(make_model, settings, seed, device, should_stop, private, authorize)
+        check_trainable(self.runtime.resident.module)
         check_task(method, self.runtime.task)
         check_private(method, self.runtime.division, private, task=self.runtime.task)
         self._privacy, self._books, self._secret = settings.privacy, books or Books(), secret
@@ -92,6 +95,7 @@ class Site:
         self._evaluate_trained = evaluate_trained
         self.score_shape, self._fewest_scored = score_shape(settings, self.runtime.division.layout), fewest_scored
         self._most_tpr = most_tpr
+        self._tried: set[int] = set()
 
     def add(self, participants: Iterable[ParticipantData]) -> None:
         """Adds participants.
@@ -173,15 +177,18 @@ class Site:
             with torch.no_grad():
                 outputs = module(Split.of(data.train.x[:1], np.zeros(1), self.runtime.device).x)
         except Exception as error:  # the module may be the user's, and raise anything
-            raise DataError(
-                f"{data.name}: the model {type(module).__name__} does not take samples of shape {shape} "
-                f"({one_line(error)}); set the model's input_shape to {list(shape)} before the run, or bring the "
-                "samples to what it takes"
-            ) from error
+            explained = explain_input(self.runtime, error, shape)
+            what = f"{data.name}: the model {type(module).__name__} does not take samples of shape {shape}"
+            raise DataError(f"{what} {explained}") from error
         if not isinstance(outputs, torch.Tensor):
             raise DataError(
                 f"{data.name}: the model {type(module).__name__} returns a {type(outputs).__name__}; its forward() "
                 "should return logits, one tensor (samples, classes)"
+            )
+        if outputs.dim() == 0 or len(outputs) != 1:
+            raise DataError(
+                f"{data.name}: the model {type(module).__name__} returns shape {tuple(outputs.shape)} for one sample, "
+                "and its first axis should be the samples: leave squeeze() and reductions over it out of forward()"
             )
         self._check_single(data)
         if self.score_shape is not None and outputs.shape[-1] != self.score_shape[0]:
@@ -195,11 +202,27 @@ class Site:
         self.runtime.task.check(outputs, labels, data.name)
         if self.runtime.augment is not None:
             self.runtime.augment.check(data.train.x, self.runtime.task.targets(data.train.y[:1]), data.name)
+        self._try_training(data, outputs)
+
+    def _try_training(self, data: ParticipantData, outputs: torch.Tensor) -> None:
+        """Raises a DataError if a training step would fail; it is tried once for each size of batches."""
+        size = self._smallest_batch(data)
+        if size in self._tried:
+            return
+        runtime, samples = self.runtime, data.train
+        batch = Split.of(samples.x[:size], samples.y[:size], runtime.device, runtime.task)
+        where = f"{data.name}: the model {type(runtime.resident.module).__name__}"
+        try_training_step(runtime, batch, outputs, where)
+        self._tried.add(size)
+
+    def _smallest_batch(self, data: ParticipantData) -> int:
+        bounds = batch_bounds(len(data.train), self.runtime.settings.batch_size)
+        return min(end - begin for begin, end in bounds)
 
     def _check_single(self, data: ParticipantData) -> None:
         """Raises a DataError if the participant trains on single samples and the model, by its BatchNorm, cannot."""
         resident, size = self.runtime.resident, self.runtime.settings.batch_size
-        if min(end - begin for begin, end in batch_bounds(len(data.train), size)) > 1:
+        if self._smallest_batch(data) > 1:
             return
         x = Split.of(data.train.x[:1], np.zeros(1), self.runtime.device).x
         with torch.no_grad(), torch.random.fork_rng(devices=[]), resident.keeping_statistics():

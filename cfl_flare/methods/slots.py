@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.network_arrays import layer_of
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.state import Download, Part, ServerState, Update
 from cfl_flare.training.ensemble import Served
@@ -130,7 +131,7 @@ def last_block(layout: Layout, headless: bool) -> list[str]:
     blocks = list(dict.fromkeys(".".join(n[:depth]) for n in names))
     convolves = {b for b in blocks for e in layout.entries if len(e.shape) in (4, 5) and _within(e.name, b)}
     last = max((i for i, b in enumerate(blocks) if b in convolves), default=0) or len(blocks) - 1
-    head = [] if headless else list(dict.fromkeys(e.name.rpartition(".")[0] for e in layout.entries if e.head))
+    head = [] if headless else list(dict.fromkeys(layer_of(e.name) for e in layout.entries if e.head))
     return (blocks[last:] if last or headless else []) + head
 
 

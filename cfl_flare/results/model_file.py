@@ -39,6 +39,8 @@ CLASSES = "classification"
 BESIDE = "beside"
 # The longest text of a model's arguments, so that they cannot list millions of layers.
 MOST_ARGS = 20_000
+# Before the names of arrays of one of several models.
+PART = re.compile(r"^parts\.\d+\.")
 
 
 def read_model(path: Path, model: torch.nn.Module | None = None, imported: bool = False) -> torch.nn.Module:
@@ -170,8 +172,10 @@ def _is_users(module: str, name: str) -> bool:
 def _check_weights(layout: Layout, arrays: Mapping[str, np.ndarray], parts: int, path: Path) -> None:
     """Compares the model that a file names with the weights in it, before any memory is allocated for the model."""
     counters = {entry.name for entry in layout.entries if entry.kind == "counter"}
+    constants = {constant.name for constant in layout.constants}
+    arrays = {name: array for name, array in arrays.items() if PART.sub("", name) not in constants}
     for name, array in arrays.items():
-        if array.dtype.kind != "f" and re.sub(r"^parts\.\d+\.", "", name) not in counters:
+        if array.dtype.kind != "f" and PART.sub("", name) not in counters:
             raise PayloadError("dtype", f"{path}: {shown(name)} holds {array.dtype}, which are no weights; save floats")
     wanted = parts * sum(map(math.prod, layout.shapes.values()))
     held = sum(array.size for array in arrays.values())

@@ -96,10 +96,10 @@ class Served:
         return model if isinstance(model, Served) else cls((model,))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays by name: of one model, or as in the `state_dict` of an `Ensemble`."""
+        """The arrays by name, constants included: of one model, or as in the `state_dict` of an `Ensemble`."""
         if len(self.models) == 1:
-            return self.models[0].arrays()
-        return {f"parts.{i}.{key}": a for i, part in enumerate(self.models) for key, a in part.arrays().items()}
+            return self.models[0].state()
+        return {f"parts.{i}.{key}": a for i, part in enumerate(self.models) for key, a in part.state().items()}
 
     @property
     def of_parts(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cfl_flare.core.errors import AbortedError
+from cfl_flare.core.errors import AbortedError, ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.evaluator import Evaluator
@@ -81,7 +81,12 @@ class Learner(Evaluator):
         runtime.resident.load(complete)
         runtime.resident.module.train()
         runtime.optimizer.recall(self.memory if settings.keep_momentum else {})
-        held = runtime.resident.layout.select(frozen) if frozen else []
+        held = runtime.resident.select_held(frozen)
+        if sum(place.stop - place.start for place in held) == runtime.resident.layout.parameter_size:
+            raise ConfigError(
+                "method: it holds the only part of the model that requires_grad lets it train; take another method, or "
+                "a model that trains more of its layers"
+            )
         watching = runtime.resident.watching_head(any(term.compares for term in terms))
         with runtime.drawing_from(rng), watching as seen, runtime.resident.holding(frozen) as put_back:
             gradients = [

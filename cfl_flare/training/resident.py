@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from cfl_flare.core.params import Layout, Params, live_state
+from cfl_flare.core.network_arrays import check_arrays, layer_of, live_state
+from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import derive
 from cfl_flare.training.settings import TrainSettings
 
@@ -28,17 +29,21 @@ class ResidentModel:
         layout: of the vectors.
         flat: ``(layout.size,)`` float32, the model that is loaded.
         parameters: its leading ``(layout.parameter_size,)``, as one trainable parameter.
+        built_as: the types of the module's parameters before they became float32.
     """
 
     def __init__(self, module: nn.Module, device: str = "cpu"):
-        self.module = module.to(device=device, dtype=torch.float32)
+        check_arrays(module)
         self.layout = Layout.of(module)
+        self.built_as = {p.dtype for p in module.parameters() if p.is_floating_point()}
+        self.module = cast_to_float32(module.to(device=device))
         self.flat = torch.zeros(self.layout.size, device=device)
         size = self.layout.parameter_size
         self.parameters = nn.Parameter(self.flat[:size])
         self.gradient = torch.zeros(size, device=device)
         self.parameters.grad = self.gradient
         self._counters: list[Tensor] = []
+        self._frozen: list[slice] = []
         named = live_state(module)
         for entry in self.layout.entries:
             old = named[entry.name][1]
@@ -50,6 +55,8 @@ class ResidentModel:
             old.data = view
             if entry.kind == "parameter":
                 old.grad = entry.view(self.gradient)
+            if entry.kind == "parameter" and not old.requires_grad:
+                self._frozen.append(entry.slice)
 
     def load(self, params: Params) -> None:
         with torch.no_grad():
@@ -67,7 +74,7 @@ class ResidentModel:
         if not wanted:
             yield seen
             return
-        name = next(e.name for e in self.layout.entries if e.head).rpartition(".")[0]
+        name = layer_of(next(e.name for e in self.layout.entries if e.head))
         head = self.module.get_submodule(name)
         with head.register_forward_pre_hook(lambda _, given: seen.__setitem__(slice(None), given)):
             yield seen
@@ -85,14 +92,27 @@ class ResidentModel:
         self.module.train()
         return seen[0]
 
+    def select_held(self, part: str | Sequence[str]) -> list[slice]:
+        """The slices of the vector that a step must not change.
+
+        Args:
+            part: as for `Layout.select`, or nothing if empty.
+
+        Returns:
+            Those of the part, and of parameters whose ``requires_grad`` is False.
+        """
+        slices = self.layout.select(part) if part else []
+        return [*slices, *(place for place in self._frozen if place not in slices)]
+
     @contextlib.contextmanager
     def holding(self, part: str | Sequence[str]) -> Iterator[Callable[[], None]]:
         """Inside it, a part of the loaded parameters gets no gradients. Yields a function that restores that part.
 
         It is to be called after each step: weight decay, momentum and penalties also change what has no gradient. The
-        part is as for `Layout.select`, or nothing if empty.
+        part is as for `Layout.select`, or nothing if empty. Parameters that the network itself keeps from training are
+        held as well.
         """
-        slices = self.layout.select(part) if part else []
+        slices = self.select_held(part)
         starts, named = {s.start for s in slices}, dict(self.module.named_parameters())
         entries = [e for e in self.layout.entries if e.kind == "parameter" and e.offset in starts]
         held = [named[e.name] for e in entries if named[e.name].requires_grad]
@@ -127,6 +147,18 @@ class ResidentModel:
         counters = [np.zeros(0, np.int64), *(c.detach().cpu().numpy().reshape(-1) for c in self._counters)]
         vector = self.flat.detach().cpu().numpy().copy()
         return Params(self.layout, vector, np.concatenate(counters).astype(np.int64))
+
+
+def cast_to_float32(module: nn.Module) -> nn.Module:
+    """Makes a module's floating numbers float32, in place; ``module.to()`` would make complex constants real.
+
+    Returns:
+        The module itself.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.float()
+    return module
 
 
 def untrained(make_model: Callable[[], nn.Module], seed: int, index: int) -> Params:

@@ -408,8 +408,16 @@ def test_the_main_job_by_command(tmp_path, capsys):
     assert "wecfl (K=3)" in capsys.readouterr().out
 
 
-def test_ctrl_c_is_no_failed_simulation(tmp_path):
-    """FLARE catches it, stops its processes, and reports a failure: the user should read what they did."""
+@pytest.mark.parametrize(
+    ("number", "status", "line"),
+    [
+        (signal.SIGINT, 130, "cfl-flare: interrupted"),
+        (signal.SIGTERM, 143, "cfl-flare: stopped by SIGTERM"),
+        (signal.SIGHUP, 129, "cfl-flare: stopped by SIGHUP"),
+    ],
+)
+def test_signals_end_all_processes(tmp_path, number, status, line):
+    """FLARE handles Ctrl-C alone, and reports a failure: the user should read what they did."""
     command = [sys.executable, "-m", "cfl_flare.cli", "run", "--rounds", "500", "--method", "fedavg"]
     with (tmp_path / "said").open("w") as said:
         run = subprocess.Popen(
@@ -420,9 +428,9 @@ def test_ctrl_c_is_no_failed_simulation(tmp_path):
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
     until("a round", lambda: run.poll() is not None or list((tmp_path / "out" / "flare").rglob("rounds.jsonl")))
-    os.killpg(run.pid, signal.SIGINT)
-    assert run.wait(120) == 130
-    assert (tmp_path / "said").read_text().splitlines()[-1] == "cfl-flare: interrupted"
+    os.killpg(run.pid, number)
+    assert run.wait(120) == status
+    assert (tmp_path / "said").read_text().splitlines()[-1] == line
     until("the end of its processes", lambda: not commands_with(str(tmp_path / "out")), 60)
 
 

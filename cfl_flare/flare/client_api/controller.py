@@ -282,7 +282,7 @@ class Scripts:
         server = self._server
         return FLModel(
             params_type=ParamsType.FULL,
-            params=self._sendable(server.bank[slot].arrays()),
+            params=self._sendable(server.bank[slot].state()),
             current_round=server.state.round,
             total_rounds=server.settings.num_rounds,
             meta={} if task is None else self._for_loss(slot, task),

@@ -110,6 +110,7 @@ class ScriptResults:
             raise PayloadError("encrypted", f"a filter of the site has changed its model by {shown(processed)}: {undo}")
         sends_model = result.params_type != ParamsType.DIFF
         arrays = {key: _as_array(value) for key, value in result.params.items()}
+        sent.layout.check_constants({key: array for key, array in arrays.items() if isinstance(array, NUMBERS)})
         known, given = {e.name for e in sent.layout.entries}, sent.layout.untied(arrays)
         history = result.meta.get(MetaKey.FILTER_HISTORY)
         history = history if isinstance(history, list) else []

@@ -25,6 +25,7 @@ from nvflare.recipe.spec import ExecEnv, Recipe
 from cfl_flare.core.config import MARK, as_spec, class_paths, marked, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import changed, settings_of, shows
+from cfl_flare.core.signals import ending_children
 from cfl_flare.data import DataSource
 from cfl_flare.data.files import from_here
 from cfl_flare.data.pixels import pixel_facts
@@ -235,7 +236,13 @@ class ClusteredRecipe(Recipe):
         super().export(job_dir, *params, env=env, **named_params)
 
     def run(self, env: ExecEnv, *params: Any, **named_params: Any) -> Any:
-        """Runs the job, as FLARE's; in a POC, with what a simulation trusts its sites to do."""
+        """Runs the job, as FLARE's; in a POC, with what a simulation trusts its sites to do.
+
+        In a simulation, a signal that ends this program ends the simulator's processes as well.
+        """
+        if isinstance(env, SimEnv):
+            with ending_children():
+                return super().run(env, *params, **named_params)
         if isinstance(env, PocEnv):
             environment.trust(self._controller)
         return super().run(env, *params, **named_params)
