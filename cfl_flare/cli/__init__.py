@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _failed("interrupted", 130)
     except StoppedError as stop:
-        return _failed(f"stopped by {stop.name}", stop.code)
+        return _failed(f"stopped by {stop.name}", stop.status)
     return 0
 
 

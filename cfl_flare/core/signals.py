@@ -22,7 +22,8 @@ class StoppedError(SystemExit):
     """The program was asked to end; its exit status is the one that shells give to the signal."""
 
     def __init__(self, number: int):
-        super().__init__(128 + number)
+        self.status = 128 + number
+        super().__init__(self.status)
         self.name = signal.Signals(number).name
 
 

@@ -78,7 +78,35 @@ class EarlyStopping:
             patience is None or stop is not None or bool(key_metric),
             f"run: patience = {patience} waits for a metric to improve; name it as key_metric, or in stop_cond",
         )
-        return cls(Metric.of_name(key_metric, mode or implied) if key_metric else None, stop, patience)
+        key = Metric.of_name(key_metric, mode or implied) if key_metric else None
+        if stop is not None and key is not None and watched == key_metric.replace("served_", ""):
+            stop = replace(stop, metric=replace(stop.metric, mode=key.mode))
+        stopping = cls(key, stop, patience)
+        stopping.check_patience()
+        return stopping
+
+    def check_patience(self) -> None:
+        """Raises a ConfigError if the run waits for a metric to improve, and nobody says which end of it is best."""
+        metric = self.watched
+        if self.patience is None or metric is None or metric.mode is not None:
+            return
+        way_out = "set key_metric_mode to 'max' or 'min'"
+        if self.stop is not None:
+            way_out = "write stop_cond with >= or <="
+        raise ConfigError(
+            f"run: patience = {self.patience} waits for {metric.name!r} to improve, and its name does not say which "
+            f"end is best; {way_out}"
+        )
+
+    @property
+    def unordered(self) -> str | None:
+        """Why no round is kept as the best; None if one is, or if the settings want none."""
+        if self.key is None or self.key.mode is not None:
+            return None
+        return (
+            f"no round is kept as the best one: the name of the metric {self.key.name!r} does not say which end is "
+            "best; set key_metric_mode to 'max' or 'min', or name another key_metric"
+        )
 
     def check(self, tested: bool) -> None:
         """Warns if no participant has test samples; raises a ConfigError if the run would then wait for a metric."""

@@ -20,7 +20,7 @@ from cfl_flare.engine.initial_models import named_arrays
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
 from cfl_flare.methods import Method, build_method
 from cfl_flare.models import NamedArrays
-from cfl_flare.results.metrics import best_end
+from cfl_flare.results.metric_names import best_end
 from cfl_flare.training.settings import TrainSettings
 
 MEMORY = "rounds between clean-ups of {} memory; 0 for none"
@@ -166,7 +166,7 @@ class AssignSettings:
     )
     mode: str | None = setting(
         None,
-        help="which end of that metric is best; default: as its name says, else min",
+        help="which end of that metric is best; default: as its name says",
         choices=("min", "max"),
         name="assign_mode",
     )
@@ -178,6 +178,11 @@ class AssignSettings:
 
     def __post_init__(self) -> None:
         check_settings(self, "run")
+        require(
+            self.mode is not None or best_end(self.metric) is not None,
+            f"run: assign_metric = {self.metric!r} does not say by its name which end is best; set assign_mode "
+            "to 'max' or 'min'",
+        )
 
     def best(self, measured: Mapping[str, float]) -> str:
         """The slot with the best metric; the first of equals."""
@@ -185,7 +190,7 @@ class AssignSettings:
 
     def loss(self, value: float) -> float:
         """A value of the metric as a loss: the smaller, the better."""
-        return value if (self.mode or best_end(self.metric) or "min") == "min" else -value
+        return value if (self.mode or best_end(self.metric)) == "min" else -value
 
 
 # The concerns whose settings are keyword arguments, by their place in a plan.

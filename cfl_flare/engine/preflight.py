@@ -85,6 +85,9 @@ def _check_fit(plan: RunPlan) -> Division:
         training.built_augment(task)
         check_stop_cond(plan.server.early_stopping)
         check_key_metric(plan.server.early_stopping, task, training)
+    if (remark := plan.server.early_stopping.unordered) is not None:
+        logger.warning("run: %s", remark)
+    if not scripted:
         score_shape(training, division.layout)
     path = plan.job.initial_ckpt
     if path is not None:

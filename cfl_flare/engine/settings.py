@@ -92,7 +92,8 @@ class ServerSettings:
     )
     key_metric_mode: str | None = setting(
         None,
-        help="which end of it is best; default: as stop_cond or its name says: min for loss, mae, ..., else max",
+        help="which end of it is best; default: as stop_cond or its name says, min for loss, max for accuracy; else no "
+        "round is the best",
         choices=("min", "max"),
     )
     stop_cond: str | None = setting(None, help="the run ends once it holds: 'accuracy >= 0.8', 'cluster-0/loss < 0.3'")

@@ -244,7 +244,7 @@ class ClusteringAggregator(ModelAggregator):
             self._remark_on_metrics(stopping, scalars)
         key = stopping.key
         name = None if key is None else key.name_in(scalars)
-        if key is not None and name is not None:
+        if key is not None and name is not None and key.mode is not None:
             info["key_metric"] = {"name": name, "mode": key.mode}
             scalars[name] = measured.deciding()[name]
         return FLModel(
@@ -258,7 +258,9 @@ class ClusteringAggregator(ModelAggregator):
     def _remark_on_metrics(self, stopping: EarlyStopping, scalars: Mapping[str, float]) -> None:
         """Says, after the first round that was measured, which of the job's metrics nobody reports."""
         wanted, progress = self.running.settings.early_stopping, self.running.progress
-        if stopping.key != wanted.key and stopping.key is not None and wanted.key is not None:
+        if (why := stopping.unordered) is not None:
+            self.warning(f"run: {why}")
+        elif stopping.key != wanted.key and stopping.key is not None and wanted.key is not None:
             self.warning(
                 f"sites report no {wanted.key.name}: the best round is the one with the {stopping.key.mode}imum of "
                 f"{stopping.key.name!r}; key_metric and key_metric_mode name another metric"

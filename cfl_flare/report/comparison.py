@@ -81,7 +81,9 @@ def result(compared: Runs) -> Section:
         ends = difference.low, difference.high
         upwards = compared.runs[0].metric.mode == "max"
         verdict = "not told apart"
-        if min(ends) > 0 or max(ends) < 0:
+        if compared.runs[0].metric.mode is None:
+            verdict = "nobody says which end is better"
+        elif min(ends) > 0 or max(ends) < 0:
             verdict = "better" if (difference.low > 0) == upwards else "worse"
         gain = f"{measure} differs by {signed(difference.mean)} on average (paired 95 % interval {interval(ends)})"
         text.append(f"{pair}: {verdict}; {gain}.")

@@ -66,10 +66,11 @@ def _facts(view: View) -> Table:
     clipped = [count for person in view.people if isinstance(count := person.get("clipped"), int)]
     used, joined = [size for size in view.last_sizes if size], view.run.newcomers or {}
     tenth = tenth_of(view.run)
+    end = "nobody says which end is best" if metric.mode is None else f"{metric.mode}imum"
     rows: list[tuple[str, Any]] = [
         ("method", view.run.name),
         ("task", training.get("task", "classification") if isinstance(summary.get("training"), dict) else None),
-        ("judged by", f"{metric.name} ({metric.mode}imum)"),
+        ("judged by", f"{metric.name} ({end})"),
         ("classes by number", list_names(summary.get("classes", [])) or None),
         ("class 1, the positive one", summary.get("positive")),
         ("accuracy of naming the most frequent class", number(summary.get("majority"))),

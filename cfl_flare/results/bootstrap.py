@@ -259,7 +259,9 @@ def told_apart(
     >>> told_apart({"a": 0.2, "b": 0.5, "c": 0.7}, intervals, Metric("accuracy"))
     ('a', None)
     """
-    if len(values) < 2 or any(name not in intervals or len({*intervals[name]}) < 2 for name in values):
+    if metric.mode is None or len(values) < 2:
+        return None, None
+    if any(name not in intervals or len({*intervals[name]}) < 2 for name in values):
         return None, None
     order = metric.worst_first(values.items())
     worst, best = order[0][0], order[-1][0]
@@ -295,6 +297,8 @@ def worst_tenth(draws: Draws, key: str, points: Mapping[str, float], metric: Met
 
 
 def tenth_of(run: Run) -> tuple[float, Interval] | None:
-    """That of a run's metric; None without draws."""
+    """That of a run's metric; None without draws, or if nobody says which end of the metric is best."""
     draws, key = read_draws(run.folder), f"served_{run.metric.name}"
-    return None if draws is None else worst_tenth(draws, key, run.values(key), run.metric)
+    if draws is None or run.metric.mode is None:
+        return None
+    return worst_tenth(draws, key, run.values(key), run.metric)

@@ -17,50 +17,20 @@ from cfl_flare.clustering.measures import agreement, size_entropy
 from cfl_flare.core.shares import bounded_weights, reached
 from cfl_flare.methods import Participant, ServerState
 from cfl_flare.methods.slots import cluster_slot
+from cfl_flare.results.metric_names import best_end, words_of
 
-# Words in the names of metrics whose smallest value is best. Words that end in ``loss`` or ``error`` are of them.
-SMALLER = {"err", "mae", "mse", "rmse", "rmsle", "mape", "nll", "ce", "bce", "brier", "deviance", "perplexity", "ppl"}
-SMALLER |= {"hd", "hd95", "hausdorff", "asd", "assd", "wer", "cer", "fid", "ece"}
-# Those whose largest value is best, and which are mostly shares; so is any metric whose name says nothing.
-LARGER = {"accuracy", "acc", "auc", "auroc", "auprc", "ap", "map", "f1", "precision", "recall", "sensitivity"}
-LARGER |= {"specificity", "kappa", "mcc", "dice", "iou", "miou", "jaccard", "psnr", "ssim"}
-LARGER |= {"r2", "index", "cindex", "concordance", "score"}
 ACCURACY = "accuracy"
 # Of all participants' samples together, from counts of scores and decisions.
 POOLED, POOLED_F1 = "pooled_auroc", "pooled_macro_f1"
-WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
 # What a run's record adds to the name of a participants' metric.
 ADDED = re.compile(r"^(cluster-\d+/)?(served_)?(worst_|bottom_)?|_unweighted$")
 # FedDSMIC's bottom accuracy is the mean over this many of the worst participants (sec. 5.3).
 BOTTOM = 5
 
 
-def words(name: str) -> set[str]:
-    """The words of a metric's name.
-
-    >>> sorted(words("val/meanAbsoluteError"))
-    ['absolute', 'error', 'mean', 'meanabsoluteerror', 'val']
-    """
-    return {*re.split(r"[^a-z0-9]+", name.lower()), *(word.lower() for word in WORD.findall(name))}
-
-
-def best_end(name: str) -> str | None:
-    """Which end of a metric is best, ``max`` or ``min``; None if its name does not say.
-
-    >>> best_end("val_loss"), best_end("c-index"), best_end("neg_mean_squared_error"), best_end("gain")
-    ('min', 'max', 'max', None)
-    """
-    known = words(name)
-    if "neg" in known:
-        return "max"
-    if known & SMALLER or any(word.endswith(("loss", "error")) for word in known):
-        return "min"
-    return "max" if known & LARGER else None
-
-
 def of_training(name: str) -> bool:
     """Whether a metric tells of training rather than of the model, by its name: a loss, or of the training data."""
-    return any(word.endswith("loss") or word == "train" for word in words(name))
+    return any(word.endswith("loss") or word == "train" for word in words_of(name))
 
 
 def is_share(name: str, low: float, high: float) -> bool:
@@ -74,15 +44,15 @@ class Metric:
 
     Attributes:
         name: as in the record; ``served_`` may be left out: ``accuracy``, ``cluster-0/accuracy``.
-        mode: ``max`` or ``min``.
+        mode: ``max`` or ``min``; None if neither the name nor the user says which end is best.
     """
 
     name: str
-    mode: str = "max"
+    mode: str | None = "max"
 
     @classmethod
     def of_name(cls, name: str, mode: str | None = None) -> Metric:
-        return cls(name, mode or best_end(name) or "max")
+        return cls(name, mode or best_end(name))
 
     @property
     def of_participants(self) -> Metric:
@@ -96,7 +66,7 @@ class Metric:
     @property
     def far_end(self) -> str:
         """What the worst value is: of many equal participants one has it by chance."""
-        return "lowest" if self.mode == "max" else "highest"
+        return "highest" if self.mode == "min" else "lowest"
 
     def name_in(self, scalars: Mapping[str, float]) -> str | None:
         """Its name among a round's numbers; None if it is not among them.
@@ -118,7 +88,12 @@ class Metric:
     def best(
         self, before: Mapping[str, Any] | None, number: int, scalars: Mapping[str, float]
     ) -> dict[str, Any] | None:
-        """The best round so far, ``{"round", "value"}``: the earlier one or this one. The first of equals wins."""
+        """The best round so far, ``{"round", "value"}``: the earlier one or this one. The first of equals wins.
+
+        There is none while nobody says which end of the metric is best.
+        """
+        if self.mode is None:
+            return None
         value = self.of(scalars)
         better = operator.gt if self.mode == "max" else operator.lt
         if value is not None and (before is None or better(value, before["value"])):
@@ -149,7 +124,7 @@ def leading(wanted: Iterable[Metric], names: Collection[str]) -> Metric:
 
     def place(name: str) -> tuple[bool | int | str, ...]:
         end = ("max", "min", None).index(best_end(name))
-        return name != ACCURACY, "train" in words(name), end, of_training(name), name
+        return name != ACCURACY, "train" in words_of(name), end, of_training(name), name
 
     return Metric.of_name(min(names, key=place, default=ACCURACY))
 
@@ -268,7 +243,7 @@ def measure_round(
         state: after the round.
         clusters: K, or 0.
         share: the largest share of one site's weight in a mean; None for no bound.
-        ranked: the metrics of which the worst participants are recorded.
+        ranked: the metrics of which the worst participants are recorded, if their best end is known.
     """
     weights = {name: float(p.samples) for name, p in participants.items()}
     sites = {name: p.site for name, p in participants.items()}
@@ -289,6 +264,8 @@ def measure_round(
     if fewer := not_by_all(metrics, having):
         record["defined"] = dict(sorted(fewer.items()))
     for metric in ranked:
+        if metric.mode is None:
+            continue
         name = f"served_{metric.name}"
         having_it = {p: values[name] for p, values in metrics.items() if name in values}
         worst = metric.worst_first(having_it.items())[:BOTTOM]

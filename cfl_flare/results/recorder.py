@@ -211,7 +211,9 @@ class Recorder:
             | {"python": platform.python_version()},
         }
         metric = extra.get("metric")
-        why = improving(lines, Metric(**metric)) if metric and extra.get("stopped") is None else None
+        why = None
+        if metric and metric["mode"] is not None and extra.get("stopped") is None:
+            why = improving(lines, Metric(**metric))
         if why is not None:
             summary[IMPROVING] = why
             logger.warning("run: %s", why)

@@ -167,7 +167,7 @@ def improving(lines: Sequence[Mapping[str, Any]], metric: Metric) -> str | None:
     key = f"served_{metric.name}"
     measured = [(line["round"], line[key]) for line in lines if line.get(key) is not None]
     numbers, values = [number for number, _ in measured], [value for _, value in measured]
-    gain = gain_at_end(numbers, values, metric.mode)
+    gain = gain_at_end(numbers, values, str(metric.mode))
     if gain is None:
         return None
     since = numbers[-1] - numbers[-_rounds_at_end(values)]

@@ -42,9 +42,9 @@ SERVED, HISTORY = "served", "history.jsonl"
 
 INTERVALS = schema.dict_of(schema.row(schema.number, schema.number))
 METRIC = schema.described(
-    "a metric's name, with its mode, min or max",
+    "a metric's name, with its mode, min, max or null",
     lambda value: (
-        schema.object_with(name=schema.text, mode=lambda mode: mode in ("min", "max"))(value) and len(value) == 2
+        schema.object_with(name=schema.text, mode=lambda mode: mode in ("min", "max", None))(value) and len(value) == 2
     ),
 )
 

@@ -227,7 +227,7 @@ class Progress:
     best: dict[str, Any] | None = None
     watched: dict[str, Any] | None = None
     stopped: str | None = None
-    metric: dict[str, str] | None = None
+    metric: dict[str, Any] | None = None
 
     @property
     def judged_by(self) -> Metric:

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
+from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import FedAvg, Participant, ServerState
 from cfl_flare.report.facts import head
@@ -156,8 +158,18 @@ def test_one_of_six_does_not_end_a_run_by_patience():
             ["accuracy", "val_acc", "dice", "DiceScore", "BinaryAUROC", "r2", "R2Score", "c-index", "f1", "macro_f1"],
             "max",
         ),
-        (["neg_mean_squared_error", "negLogLikelihood"], "max"),
-        (["gain", "lossless_ratio", "mission", "epoch", "x"], None),
+        (
+            ["neg_mean_squared_error", "neg_log_loss", "log_likelihood", "npv", "tpr", "true_negative_rate", "ari"],
+            "max",
+        ),
+        (["neg_log_likelihood", "negLogLikelihood", "negative_log_likelihood", "NLL", "neg_accuracy"], "min"),
+        (["cross_entropy", "CrossEntropy", "val_binary_crossentropy", "kl_divergence", "perplexity"], "min"),
+        (["surface_distance", "HausdorffDistance95", "95HD", "hd_95", "assd", "EMD", "l2_distance"], "min"),
+        (["fpr", "FPR95", "fpr_at_95_tpr", "false_positive_rate", "FalseNegatives", "miss_rate", "eer"], "min"),
+        (["davies_bouldin_index", "dissimilarity", "inaccuracy", "misclassificationRate"], "min"),
+        (["score", "val_score", "meanIoU", "mIoU", "AP50", "tpr_at_1pct_fpr", "surface_dice", "rand_index"], "max"),
+        (["gain", "lossless_ratio", "mission", "epoch", "x", "accuracy_gap", "auc_std", "loss_std"], None),
+        (["DiceCE", "risk_score", "entropy", "size_entropy", "rate", "time"], None),
     ],
 )
 def test_a_name_says_which_end_is_best_or_nothing(names, end):
@@ -214,7 +226,7 @@ def test_one_participant_adds_no_metric_to_those_of_the_others():
         ([Metric("accuracy")], ["train_acc", "val_acc", "train_loss"], Metric("val_acc")),
         ([Metric("accuracy")], ["epoch", "val_loss"], Metric("val_loss", "min")),
         ([], ["loss", "mae"], Metric("mae", "min")),
-        ([], ["gain"], Metric("gain")),
+        ([], ["gain"], Metric("gain", None)),
         ([], [], Metric("accuracy")),
     ],
 )
@@ -289,3 +301,35 @@ def test_a_run_says_it_in_summary_table_report_and_log(
     assert ("improving" in run.summary) == said
     places = (str(results_table([run]).caption), " ".join(head(View(run)).text), caplog.text)
     assert [("not converged: " in text) for text in places] == [said] * 3
+
+
+# ---- Metrics whose name does not say which end is best ----
+
+
+def test_without_an_end_there_is_no_best_round() -> None:
+    unknown = Metric.of_name("gain")
+    assert unknown.mode is None
+    assert unknown.best(None, 0, {"gain": 1.0}) is None
+    assert Metric.of_name("gain", "min").best(None, 0, {"gain": 1.0}) == {"round": 0, "value": 1.0}
+    assert Metric.of_name("cross_entropy").best({"round": 0, "value": 1.0}, 1, {"cross_entropy": 0.5})["round"] == 1
+
+
+def test_nobody_is_the_worst_without_an_end() -> None:
+    metrics = {"a": {"served_gain": 1.0}, "b": {"served_gain": 3.0}}
+    people = {name: Participant(name, name, 1) for name in metrics}
+    record = measure_round(RECORD, metrics, people, STATE, 0, None, [Metric("gain", None)]).record
+    assert record["served_gain"] == 2.0
+    assert not [key for key in record if "worst" in key]
+
+
+def test_settings_say_the_end_of_an_unknown_metric() -> None:
+    assert "key_metric_mode" in str(EarlyStopping.of("gain", None, None, None).unordered)
+    assert EarlyStopping.of("gain", "max", None, None).unordered is None
+    assert EarlyStopping.of("accuracy", None, None, None).unordered is None
+    assert EarlyStopping.of("", None, None, None).unordered is None
+    assert EarlyStopping.of("gain", None, "gain >= 3", 2).key == Metric("gain", "max")
+    assert EarlyStopping.of("gain", "min", "gain = 3", 2).watched == Metric("gain", "min")
+    with pytest.raises(ConfigError, match=r"patience = 2 waits for 'gain' .*; set key_metric_mode"):
+        EarlyStopping.of("gain", None, None, 2)
+    with pytest.raises(ConfigError, match=r"patience = 2 waits for 'gain' .*; write stop_cond with >= or <="):
+        EarlyStopping.of(None, None, "gain = 3", 2)

@@ -85,6 +85,12 @@ class Study:
             margin is None or margin < 0.5 or not is_share(metric, 0, 1),
             f"study: margin = {margin} is half of all that {metric} can be, 0 to 1; give a share such as {MARGIN}",
         )
+        require(
+            trainer.metric.mode is not None,
+            f"study: the name of the metric {metric!r} does not say which end is best, so nothing can be compared; "
+            "set key_metric_mode to 'max' or 'min'",
+        )
+        self._mode = str(trainer.metric.mode)
         self.trainer, self.candidates, self.settings = trainer, list(candidates), settings
         self.journal, self._save, self._say, self._seed = journal or Journal(), save, say, seed
         self._validated: dict[str, Measured] = {}  # of the last comparison, if this attempt made it
@@ -185,7 +191,7 @@ class Study:
 
     def _means(self, measured: Mapping[str, Measured]) -> dict[str, float]:
         """Each candidate's mean over the hospitals that measured all of them."""
-        mode = self.trainer.metric.mode
+        mode = self._mode
         return {name: mean_of(hospitals, mode) for name, hospitals in shared_by_all(measured).items()}
 
     @staticmethod
@@ -206,7 +212,7 @@ class Study:
 
     def _ranked(self, means: Mapping[str, float]) -> list[str]:
         """The best first."""
-        sign = 1 if self.trainer.metric.mode == "max" else -1
+        sign = 1 if self._mode == "max" else -1
         return sorted(means, key=lambda name: -sign * means[name])
 
     def _worse(self, measured: Mapping[str, Measured], means: Mapping[str, float]) -> dict[str, str]:
@@ -214,7 +220,7 @@ class Study:
 
         They are so without any one hospital, too: no single one takes a candidate out of the study.
         """
-        mode, seed = self.trainer.metric.mode, self._seed
+        mode, seed = self._mode, self._seed
         ranked, dropped = self._ranked(means), dict[str, str]()
         best = ranked[0]
         stay = {candidate.name for candidate in self.candidates if candidate.stays}
@@ -245,5 +251,5 @@ class Study:
             del tested[name]
         entrants = [c.entrant for c in left if c.name in tested]
         counts = self._seed, self.settings.fewest_events, len(trainer.names)
-        of_metric = metric.name, metric.mode, self.settings.margin
+        of_metric = metric.name, self._mode, self.settings.margin
         return decide(tested, validated, entrants, rung.rounds, *of_metric, *counts)

@@ -31,7 +31,7 @@ from cfl_flare.flare.client_api.rules import HOW_TO_EVALUATE
 from cfl_flare.methods import Update, describe_method
 from cfl_flare.methods.clove import LOSSES
 from cfl_flare.methods.slots import HAS_CENTRES, by_number, cluster_slot, travelling, with_parts
-from cfl_flare.results.metrics import best_end
+from cfl_flare.results.metric_names import best_end
 
 TRAIN, EVALUATE = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION
 PENALTY_META = "cfl_penalty"
@@ -112,7 +112,7 @@ class Scripts:
                 f"run: method {self._server.method.label} has each model evaluated by the sites' script, but at {site} "
                 f"{problem}. Add to its loop, on training data, by which it chooses:{HOW_TO_EVALUATE}\n"
                 f"Or, with FLARE's Lightning patch:{HOW_TO_EVALUATE_IN_LIGHTNING}"
-                + "".join(HOW_TO_CHOOSE.format(name, best_end(name) or "max") for name in offered[:1])
+                + "".join(HOW_TO_CHOOSE.format(name, best_end(name) or "max or min") for name in offered[:1])
             )
         if problems:
             self._remark(f"{site}, asked to evaluate: {problem} ({len(problems)} sites in all): it cannot take part")
