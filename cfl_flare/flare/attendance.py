@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 # A site's job process sends a heartbeat every 10 s, also while it trains. One that has been silent for longer is lost.
 SILENCE = 50.0
@@ -16,6 +17,13 @@ START = 300.0
 FETCHES = 60.0
 # The silence counts while the server listens. A longer pause of its own process says nothing of the sites.
 LONGEST_STEP = 1.0
+
+
+# A site may take so many times as long as its longest answer, and so many seconds in any case.
+TIMES = 10.0
+LEAST = 30.0
+# The same for its first answer, when all others have answered: it may have more data, or a slower processor.
+FIRST = 300.0
 
 
 class Attendance:
@@ -83,6 +91,90 @@ class Attendance:
 
     def _too_long(self, site: str) -> bool:
         return self._silent[site] >= (self._longest if site in self._started else self._start)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a site is asked to do: tasks of the same kind take times that can be compared.
+
+    Attributes:
+        kind: such as ``train``.
+        amount: how many participants there work.
+    """
+
+    kind: str
+    amount: int = 1
+
+
+class Pace:
+    """How long each site's answers take, and so how long a round waits for a site that gives none.
+
+    A hung process gives signs of life, and in a simulation nobody notices the end of a process. The time limit of a
+    task is for the longest round that there may be. If a site's earlier answers took seconds, no round waits so long.
+    An answer that comes too late counts as well: after it, rounds wait longer.
+
+    Times are seconds of a clock that runs while the server listens.
+
+    Args:
+        times: a site may take so many times as long as its longest answer to such work.
+        least: seconds that it may take in any case.
+        first: the same for its first answer of a kind, when all others have given theirs.
+    """
+
+    def __init__(self, times: float = TIMES, least: float = LEAST, first: float = FIRST):
+        self._times, self._least, self._first = times, least, first
+        self._longest: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        self._open: defaultdict[str, list[tuple[Work, float]]] = defaultdict(list)
+
+    def begin(self, site: str, work: Work, now: float) -> None:
+        """Notes that a site is sent work."""
+        self._open[site].append((work, now))
+
+    def finish(self, site: str, now: float, late: bool = False) -> None:
+        """Notes a site's answer to its newest work, or a ``late`` one, which is to the oldest."""
+        if not self._open[site]:
+            return
+        work, begun = self._open[site].pop(0 if late else -1)
+        if not late:
+            self._open[site].clear()
+        longest = self._longest[work.kind]
+        longest[site] = max((now - begun) / work.amount, longest.get(site, 0.0))
+
+    def forget(self, site: str) -> None:
+        """Notes that a site's process is started anew, so that its next answer takes longer than the earlier ones."""
+        self._open.pop(site, None)
+        for longest in self._longest.values():
+            longest.pop(site, None)
+
+    def find_delay(self, site: str, now: float) -> str | None:
+        """Why a round should no longer wait for a site that is at work.
+
+        Returns:
+            The reason in words, with both times; None if the site may take longer.
+        """
+        if not self._open[site]:
+            return None
+        work, begun = self._open[site][-1]
+        longest = self._longest[work.kind]
+        if site in longest:
+            usual = longest[site] * work.amount
+            limit = max(self._least, self._times * usual)
+            words = f"its earlier answers took at most {usual:.1f} s"
+        elif longest and not self._others_work(site, work.kind):
+            usual = max(longest.values()) * work.amount
+            limit = max(self._first, self._times * usual)
+            words = f"those of other sites took at most {usual:.1f} s"
+        else:
+            return None
+        taken = now - begun
+        return f"no answer in {taken:.0f} s, where {words}" if taken >= limit else None
+
+    def _others_work(self, site: str, kind: str) -> bool:
+        """Whether another site that has never answered such work is at it as well."""
+        longest = self._longest[kind]
+        return any(
+            other not in (site, *longest) and given and given[-1][0].kind == kind for other, given in self._open.items()
+        )
 
 
 class Patience:

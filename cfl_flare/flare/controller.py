@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +26,7 @@ from cfl_flare.engine.task import Task
 from cfl_flare.flare import wire
 from cfl_flare.flare.aggregator import ClusteringAggregator, Start
 from cfl_flare.flare.allowed import Policy
-from cfl_flare.flare.attendance import Patience
+from cfl_flare.flare.attendance import Patience, Work
 from cfl_flare.flare.class_names import compare_classes
 from cfl_flare.flare.client_api.controller import Scripts
 from cfl_flare.flare.client_api.results import check_failure
@@ -187,7 +188,9 @@ class ClusteredController(PerSiteController):
         messages = self.aggregator.messages(tasks)
         for site, message in messages.items():
             message.meta[wire.META].update({**self._hosting[site], **self._tag})
-        goes_on = self.ask(wire.TRAIN_TASK, messages, self._controller_settings.task_timeout, self._accept)
+        works = works_of_sites(server, tasks)
+        limit = self._controller_settings.task_timeout
+        goes_on = self.ask(wire.TRAIN_TASK, messages, limit, self._accept, works=works)
         server.fail_sites(self.site_errors)
         return goes_on
 
@@ -326,6 +329,26 @@ class ClusteredController(PerSiteController):
             return
         if (why := try_to_write(folder)) is not None:
             self.warning(why)
+
+
+def works_of_sites(server: Server, tasks: Mapping[str, Task]) -> dict[str, Work]:
+    """What each site does in a round, so that only times of equal work are compared.
+
+    Args:
+        server: it knows the sites of participants.
+        tasks: of a round, by participant.
+
+    Returns:
+        By site, what its participants do and how many they are.
+    """
+    counts: Counter[str] = Counter()
+    kinds: dict[str, set[str]] = {}
+    for name, task in tasks.items():
+        site = server.participants[name].site
+        steps = [step for step, there in (("train", task.train), ("evaluate", task.evaluate)) if there]
+        counts[site] += 1
+        kinds.setdefault(site, set()).update(steps, task.questions)
+    return {site: Work(" ".join(sorted(kinds[site])), count) for site, count in counts.items()}
 
 
 def natural(name: str) -> list[str | int]:

@@ -28,7 +28,7 @@ from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.text import plain, shown
 from cfl_flare.flare import compat, rejoin
-from cfl_flare.flare.attendance import Attendance, Patience
+from cfl_flare.flare.attendance import LONGEST_STEP, Attendance, Pace, Patience, Work
 from cfl_flare.results.job_record import ENDED, PREPARE, Attempt
 
 RESULTS = "cfl"
@@ -66,6 +66,10 @@ class PerSiteController(ModelController):
         self.late: list[str] = []
         self.plain = plain
         self.patience = Patience()
+        self._pace = Pace()
+        self._listened = 0.0
+        self._hung: set[str] = set()
+        self._given_up: set[str] = set()
         self._attempt = Attempt()  # in its record FLARE keeps what was known if it ends the job from outside
         self._attendance = Attendance(math.inf, math.inf)
         self._tasks: dict[str, Task] = {}
@@ -172,6 +176,8 @@ class PerSiteController(ModelController):
         self._answered(client.name, late=True)
 
     def _answered(self, site: str, late: bool = False) -> None:
+        self._pace.finish(site, self._listened, late)
+        self._hung.discard(site)
         if self.patience.answer(site, late):
             self.info(f"{site} answers again: rounds wait for it as for the others")
 
@@ -190,6 +196,7 @@ class PerSiteController(ModelController):
         timeout: int,
         on_result: Callable[[FLModel], bool],
         first: bool = False,
+        works: Mapping[str, Work] | None = None,
     ) -> bool:
         """Sends each site its data and waits until all results are in, or time is up, or who is left is lost.
 
@@ -198,12 +205,14 @@ class PerSiteController(ModelController):
             timeout: seconds.
             on_result: called with each result that is not an error; False refuses it.
             first: it is the first task of these sites, so that none is busy with an earlier one.
+            works: what each site does, if that is more than the task's name says.
 
         Returns:
             False if the job was aborted meanwhile.
         """
         self.site_errors.clear()
         self._tasks = {}
+        self._given_up = set()
         self._look_for_sites()
         compat.room_for_answers(len(data))
         for site, model in data.items():
@@ -212,6 +221,7 @@ class PerSiteController(ModelController):
                 continue
             self.set_fl_context(model)
             self._tasks[site] = self._prepare_task(model, task_name, timeout, on_result)
+            self._pace.begin(site, (works or {}).get(site, Work(task_name)), self._listened)
             self.send(self._tasks[site], fl_ctx=self.fl_ctx, targets=[site])
         if self._requests is not None:
             self._requests.release()
@@ -225,6 +235,8 @@ class PerSiteController(ModelController):
                 self.communicator.check_tasks()  # else the task stands until FLARE looks at it again
             now = time.monotonic()
             self._go_on_without_lost(0.0 if self._processing else now - before)
+            self._listened += min(now - before, LONGEST_STEP)
+            self._go_on_without_hung()
             if first:
                 self._go_on_without_deaf()
             self._look_for_sites()
@@ -237,7 +249,10 @@ class PerSiteController(ModelController):
 
     def _count_misses(self) -> None:
         for site, task in self._tasks.items():
-            if task.completion_status == TaskCompletionStatus.TIMEOUT and self.patience.miss(site):
+            missed = task.completion_status == TaskCompletionStatus.TIMEOUT or site in self._given_up
+            if missed:
+                self._hung.add(site)
+            if missed and self.patience.miss(site):
                 self.error(
                     f"{site} has missed too many tasks in a row: it is still asked, but rounds no longer wait for it"
                 )
@@ -246,6 +261,17 @@ class PerSiteController(ModelController):
         for site in self._attendance.listen(seconds, self._tasks):
             self.error(f"{site} is lost: it has given no sign of life for too long; rounds go on without it")
             self._give_up(site, LOST)
+
+    def _go_on_without_hung(self) -> None:
+        """Ends the wait for sites that take far longer than before: they hang, or their process is gone."""
+        for site, task in self._tasks.items():
+            if task.completion_status is not None:
+                continue
+            reason = self._pace.find_delay(site, self._listened)
+            if reason is not None:
+                self.error(f"{site}: {reason}: the round goes on without it; it may hang, or its process is gone")
+                self._given_up.add(site)
+                self._give_up(site, reason)
 
     def _go_on_without_deaf(self) -> None:
         for site, task in self._tasks.items():
@@ -264,6 +290,7 @@ class PerSiteController(ModelController):
         known = {client.name for client in self.engine.get_clients()}
         for site in compat.new_members(self.engine):
             self._attendance.expect(site)
+            self._pace.forget(site)
             self._deaf.discard(site)
             self.patience.answer(site)
             self.info(f"{site} has {'come back' if site in known else 'connected'}; the job is started there")
@@ -280,12 +307,13 @@ class PerSiteController(ModelController):
     def _ask_server(self, ends: bool = False) -> None:
         request = Shareable()
         request[rejoin.SIGNATURE] = self.engine.args.token_signature
-        request[rejoin.LOST], request[rejoin.ENDS] = sorted(self._attendance.lost | self._deaf), ends
+        request[rejoin.LOST] = sorted(self._attendance.lost | self._deaf | self._hung)
+        request[rejoin.ENDS] = ends
         with self.engine.new_context() as fl_ctx:
             target = [str(SiteType.SERVER_PARENT)]
             replies = self.engine.send_aux_request(target, rejoin.TOPIC, request, 5.0, fl_ctx, optional=True)
         for reply in () if ends else (replies or {}).values():
-            for site in {*reply.get(rejoin.ENDED, [])} - self._attendance.lost - {*self.late} - self._ended:
+            for site in {*reply.get(rejoin.ENDED, [])} - {*self.late} - self._ended:
                 self._ended.add(site)
                 self.error(f"{site}: its job process has ended; FLARE ends the job for it. {PREPARE}")
                 self._attempt.note({site: ENDED})

@@ -37,7 +37,8 @@ class Rejoin(FLComponent):
     under the same authorization. It reserves the site's resources, deploys the job if it is not there, and starts it.
 
     At a job's end FLARE waits for the outcome of each site where the job was started. This component settles the
-    outcome of sites that were lost on the way. Without it a job that has done all its rounds would end as abnormal.
+    outcome of sites that were lost on the way, or hang. Without it a job that has done all its rounds would end as
+    abnormal, a quarter of an hour later.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,8 @@ class Rejoin(FLComponent):
             return make_reply(ReturnCode.BAD_REQUEST_DATA)
         members, connected = run[RunProcessKey.PARTICIPANTS], engine.client_manager.get_clients()
         gone = [client.name for token, client in members.items() if token not in connected]
-        for site in [*request.get(LOST, []), *(gone if request.get(ENDS) else [])]:
+        # Only at the end: a site that is silent for a while has an outcome yet to come.
+        for site in [*request.get(LOST, []), *gone] if request.get(ENDS) else ():
             engine.job_runner.resolve_client_outcome(job_id, site)
         with self._lock:
             for client in () if request.get(ENDS) else engine.get_clients():

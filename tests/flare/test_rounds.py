@@ -24,7 +24,7 @@ from cfl_flare.core.private import Division
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.flare import site_run as module
-from cfl_flare.flare.attendance import FETCHES, LONGEST_STEP, SILENCE, START, Attendance, Patience
+from cfl_flare.flare.attendance import FETCHES, LONGEST_STEP, SILENCE, START, Attendance, Pace, Patience, Work
 from cfl_flare.flare.compat import HeldRequests, fail_undecodable, room_for_answers
 from cfl_flare.flare.site_run import RoundTask, SiteRun
 from cfl_flare.methods import FedAvg, Local, Update, build_method
@@ -417,3 +417,61 @@ def test_a_history_that_cannot_be_written_fails_no_round(stores, caplog):
     (stores / "run").write_text("a file where the folder should be")
     run.note(RoundTask(0, {}, {}, None, False), [], True, None)
     assert caplog.records[0] == "round 0: its history failed: file"
+
+
+# ---- Pace ----
+
+
+def taught_pace() -> Pace:
+    """Two sites have trained: the first in 2 s, the second with four participants in 8 s, so 2 s each."""
+    pace = Pace(times=10, least=30, first=300)
+    for site, work in (("site-1", Work("train")), ("site-2", Work("train", 4))):
+        pace.begin(site, work, 0.0)
+    pace.finish("site-1", 2.0)
+    pace.finish("site-2", 8.0)
+    return pace
+
+
+def test_a_wait_is_bounded_by_earlier_answers():
+    pace = taught_pace()
+    pace.begin("site-1", Work("train"), 100.0)
+    pace.begin("site-2", Work("train", 4), 100.0)
+    assert pace.find_delay("site-1", 129.0) is None
+    assert pace.find_delay("site-1", 130.0) == "no answer in 30 s, where its earlier answers took at most 2.0 s"
+    assert pace.find_delay("site-2", 179.0) is None  # ten times 8 s
+    assert pace.find_delay("site-2", 180.0) == "no answer in 80 s, where its earlier answers took at most 8.0 s"
+
+
+def test_other_work_has_another_pace():
+    pace = taught_pace()
+    pace.begin("site-1", Work("train evaluate"), 100.0)
+    assert pace.find_delay("site-1", 1e6) is None
+
+
+def test_a_first_answer_is_compared_with_others():
+    pace = taught_pace()
+    pace.begin("site-3", Work("train"), 100.0)
+    pace.begin("site-4", Work("train"), 100.0)
+    assert pace.find_delay("site-3", 1e6) is None  # site-4 is at it as well
+    pace.finish("site-4", 140.0)
+    assert pace.find_delay("site-3", 499.0) is None  # ten times 40 s
+    assert pace.find_delay("site-3", 500.0) == "no answer in 400 s, where those of other sites took at most 40.0 s"
+
+
+def test_a_late_answer_teaches_the_pace():
+    pace = taught_pace()
+    pace.begin("site-1", Work("train"), 100.0)
+    pace.begin("site-1", Work("train"), 130.0)  # the first one was given up
+    pace.finish("site-1", 150.0, late=True)
+    assert pace.find_delay("site-1", 629.0) is None  # ten times 50 s
+    assert pace.find_delay("site-1", 630.0)
+    pace.finish("site-1", 150.0)
+    assert pace.find_delay("site-1", 1e6) is None  # it has nothing to do
+
+
+def test_a_new_process_has_no_pace_yet():
+    pace = taught_pace()
+    pace.forget("site-1")
+    pace.begin("site-1", Work("train"), 100.0)
+    assert pace.find_delay("site-1", 399.0) is None
+    assert pace.find_delay("site-1", 400.0)
