@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,8 +36,9 @@ from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.flare import kit as startup
 from cfl_flare.flare.allowed import CLASSES, Policy
+from cfl_flare.flare.policy import STATE_ROOT
 from cfl_flare.methods import FedAvg
-from cfl_flare.results.job_record import JobRecord
+from cfl_flare.results.job_record import JobRecord, describe_rounds
 from cfl_flare.results.ledger import COUNTERS, FOLDER
 from cfl_flare.results.model_file import model_of, read_model
 from cfl_flare.training.ensemble import Ensemble, Served
@@ -122,8 +124,9 @@ def site(arguments: argparse.Namespace) -> None:
 def prepare_kits(arguments: argparse.Namespace) -> None:
     """``cfl-flare site prepare``: looks at all kits before it writes to the first."""
     changes = [_changes(Path(kit), arguments) for kit in arguments.kits]
+    shown: dict[tuple[str, ...], Path] = {}
     for kit, (resources, others) in zip(arguments.kits, changes):
-        _prepare(Path(kit), resources, others, arguments.dry_run)
+        _prepare(Path(kit), resources, others, arguments.dry_run, shown)
 
 
 def _changes(kit: Path, arguments: argparse.Namespace) -> tuple[startup.Preparation, list[startup.Change]]:
@@ -138,10 +141,22 @@ def _changes(kit: Path, arguments: argparse.Namespace) -> tuple[startup.Preparat
     return resources, changes
 
 
-def _prepare(kit: Path, resources: startup.Preparation, others: list[startup.Change], dry_run: bool) -> None:
+def _prepare(
+    kit: Path,
+    resources: startup.Preparation,
+    others: list[startup.Change],
+    dry_run: bool,
+    shown: dict[tuple[str, ...], Path],
+) -> None:
+    """Writes a kit's changes, and shows each of them that no earlier kit had; ``shown`` has theirs."""
     changes = (resources, *others)
-    for line in (line for change in changes for line in change.diff):
-        print(line)
+    for change in changes:
+        first = shown.setdefault(tuple(change.diff), change.file)
+        if change.after is not None and first != change.file:
+            print(f"{change.file}: as {first}")
+            continue
+        for line in change.diff:
+            print(line)
     if all(change.after is None for change in changes):
         print(f"{kit}: nothing to change")
     for change in changes:
@@ -173,8 +188,16 @@ def clean(arguments: argparse.Namespace) -> None:
 def _records(arguments: argparse.Namespace) -> list[JobRecord]:
     root = check.default_state_root(check.kit_of(arguments.kit))
     records = JobRecord.all_below(root)
-    require(bool(records), f"site: no job has left a record below {root}; name the site's kit by --kit")
+    require(bool(records), f"site: no job has left a record below {root}; {_way_to_state(arguments.kit)}")
     return records
+
+
+def _way_to_state(kit: str | None) -> str:
+    """What to do if there is nothing below the state root."""
+    if os.environ.get(STATE_ROOT):
+        return f"set {STATE_ROOT} to the folder that the site's process was started with"
+    way_out = f"if the site's process was started with {STATE_ROOT}, set it to the same folder here"
+    return way_out if kit else f"name the site's kit by --kit, or {way_out}"
 
 
 def show_runs(arguments: argparse.Namespace) -> None:
@@ -186,8 +209,9 @@ def show_runs(arguments: argparse.Namespace) -> None:
     table = Table("begun", "job", "name", "method", "sites", "samples", "rounds", "", box=None, padding=(0, 1, 0, 0))
     for job in jobs:
         samples = sum(job.get("participants", {}).values())
-        rounds = f"{job['answered']} of {job.get('rounds', '?')}"
-        cells = (job["time"], job["job"], job["name"], job.get("method", ""), ", ".join(job["sites"]), samples, rounds)
+        sites = ", ".join(job["sites"])
+        rounds = describe_rounds(job)
+        cells = (job["time"], job["job"], job["name"], job.get("method", ""), sites, samples, rounds)
         table.add_row(*(escape(plain(str(cell))) for cell in (*cells, job["decision"])))
     Console().print(table)
 
@@ -208,7 +232,8 @@ def show_ledger(arguments: argparse.Namespace) -> None:
     if arguments.data is not None:
         place = str(Path(arguments.data).resolve()) if arguments.data else ""
         ledgers = [ledger for ledger in ledgers if ledger.data == place]
-    require(bool(ledgers), f"site: no job with dp has spent anything here, by {root / FOLDER} and {kit / COUNTERS}")
+    if not ledgers:
+        return _show_no_ledger(arguments, kit, root)
     if arguments.accept is not None:
         places = ", ".join(repr(ledger.data) for ledger in ledgers)
         require(len(ledgers) == 1, f"site: there are ledgers of {places}; name one by --data")
@@ -216,6 +241,15 @@ def show_ledger(arguments: argparse.Namespace) -> None:
     for ledger in ledgers:
         spent = ledger.summary()
         print(json.dumps(spent)) if arguments.json else _show_spent(spent)
+
+
+def _show_no_ledger(arguments: argparse.Namespace, kit: Path, root: Path) -> None:
+    """Says that nothing was spent; a ConfigError if the operator names data, or accepts what is not there."""
+    nothing = f"no job with dp has spent anything here, by {root / FOLDER} and {kit / COUNTERS}"
+    asked = arguments.data is not None or arguments.accept is not None
+    require(not asked, f"site: {nothing}; leave --data and --accept out to see all, or {_way_to_state(arguments.kit)}")
+    if not arguments.json:
+        say(Console(), nothing, _way_to_state(arguments.kit))
 
 
 def _show_spent(spent: dict[str, Any]) -> None:

@@ -51,6 +51,7 @@ class ClusterFloor:
 
     def __init__(self, method: Method, settings: ServerSettings, participants: Mapping[str, Participant]):
         self._method, self._settings, self._participants = method, settings, participants
+        self._logged = ""
         self.renew()
         if self.possible < method.clusters:
             logger.warning("%s", fewer_clusters(self.possible, method.clusters, settings.floor.words))
@@ -81,8 +82,9 @@ class ClusterFloor:
         moved = {} if self._census is None else self._census.moved
         changed = {SMALL: self._small(after), **({MOVED: dict(moved)} if moved else {})}
         words = floor_in_round({**changed, **notes})
-        if words:
+        if words and words != self._logged:  # a site that stays away holds the same models back in each round
             logger.info("round %d, at least %s a cluster: %s", after.round - 1, floor.words, words)
+        self._logged = words
         return changed
 
     def facts(self, state: ServerState) -> dict[str, Any]:

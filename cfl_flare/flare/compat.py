@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import logging
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import Job
@@ -121,6 +123,20 @@ def simulated(fl_ctx: FLContext) -> bool:
     """
     startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir())
     return not any((startup / name).exists() for name in ("fed_client.json", "fed_server.json"))
+
+
+def end_simulated_sites(sites: Collection[str]) -> None:
+    """Ends the processes of sites that hang in FLARE's simulator, of which this process is the server.
+
+    It finds them by the option ``--client`` of ``SimulatorClientRunner.do_one_task``. Without it the simulator waits
+    for such a site for ever when the job is done.
+    """
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            named = [after for option, after in itertools.pairwise(words) if option == "--client"]
+            if set(named) & set(sites):
+                process.kill()
 
 
 def on_one_machine(fl_ctx: FLContext) -> bool:

@@ -228,12 +228,22 @@ class ClusteredExecutor(Executor):
                 "method": self._recorded_as,
                 "model": unmarked(self.model)["class_path"],
                 "rounds": rounds,
+                "runs": self._runs_of_job,
                 "participants": {person: len(data.train) for person, data in hosted.items()},
             }
             floor = 1 if on_one_machine(fl_ctx) else Policy.of(fl_ctx).min_sites_per_cluster
             record.join(job, sites, floor, content["sampled"], facts)
             self._together = (sites, content["sampled"])
-        record.note(ROUND, job, round=content["round"], answered=self._answered)
+        record.note(ROUND, job, round=content["round"], answered=self._answered, **self._stage_of(content))
+
+    @property
+    def _runs_of_job(self) -> int | None:
+        """How many runs the job has; None if that depends on what they measure."""
+        return 1
+
+    def _stage_of(self, content: Mapping[str, Any]) -> dict[str, str]:
+        """What a round is of, for the site's record, if the job has several runs."""
+        return {}
 
     def _prepared(self, content: dict[str, Any], fl_ctx: FLContext) -> Site:
         """The site, built at the first task that this process gets."""

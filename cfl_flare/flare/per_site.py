@@ -303,6 +303,8 @@ class PerSiteController(ModelController):
             self._requests.release(ends=True)
         if self._asks:
             self._ask_server(ends=True)
+        elif self._hung and compat.simulated(fl_ctx):
+            compat.end_simulated_sites(self._hung)
 
     def _ask_server(self, ends: bool = False) -> None:
         request = Shareable()

@@ -15,7 +15,7 @@ from cfl_flare.core.config import build, check_run_name, require, unmarked
 from cfl_flare.core.errors import AbortedError, PayloadError
 from cfl_flare.core.params import Layout
 from cfl_flare.core.settings import extends
-from cfl_flare.core.text import shown
+from cfl_flare.core.text import plain, shown
 from cfl_flare.data import DataSource
 from cfl_flare.engine.drive import Checkpoints, drive
 from cfl_flare.engine.server import Server
@@ -144,6 +144,13 @@ class SeveralExecutor(ClusteredExecutor):
     def __init__(self, runs: list[dict[str, Any]] | None = None, **arguments: Any):
         super().__init__({"method": "fedavg"}, **arguments)
         self.runs = runs
+
+    @property
+    def _runs_of_job(self) -> int | None:
+        return len(unmarked(self.runs or []))
+
+    def _stage_of(self, content: Mapping[str, Any]) -> dict[str, str]:
+        return {"run": plain(str(content.get(CANDIDATE, "")))}
 
     def _opened_books(self, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> Books | None:
         single = simulated(fl_ctx) or self.training.get("dp") is None

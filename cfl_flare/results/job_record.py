@@ -32,6 +32,8 @@ from cfl_flare.results.run_dir import ROUNDS, STARTED, SUMMARY, read_lines
 # In the state root. No run has such a name.
 FOLDER = "_jobs"
 JOB, MEAN, ROUND, ALLOW = "job", "mean", "round", "allow"
+# Of a study's round: the samples that its verdict is of.
+TEST = "test"
 SETS: schema.Fields = {"data": schema.text, "sites": schema.list_of(schema.text)}
 # The kinds of lines, and what each must say; a line may say more.
 KINDS: Mapping[str, schema.Fields] = {
@@ -133,19 +135,53 @@ class JobRecord:
         """Its jobs, oldest first, each with the ``decision``, and in how many rounds the site ``answered``."""
         lines = self.lines()
         allowed = {line["job"] for line in lines if line["kind"] == ALLOW}
-        reached = {line["job"]: line for line in lines if line["kind"] == ROUND}
+        rounds: dict[str, list[dict[str, Any]]] = {}
+        for line in lines:
+            if line["kind"] == ROUND:
+                rounds.setdefault(line["job"], []).append(line)
         jobs = []
         for line in (line for line in lines if line["kind"] == JOB):
-            last = reached.get(line["job"], {"round": None, "answered": 0})
-            decision = "ended" if last["round"] == line.get("rounds") else "begun"
+            reached = rounds.get(line["job"], [])
+            answered = reached[-1]["answered"] if reached else 0
+            decision = "ended" if has_ended(line, reached) else "begun"
             if line["refused"]:
                 decision = "allowed" if line["job"] in allowed else "refused"
-            jobs.append({**line, "site": self.site, "answered": last["answered"], "decision": decision})
+            jobs.append({**line, "site": self.site, "answered": answered, "decision": decision})
         return jobs
 
     def _write(self, kind: str, job: str, **fields: Any) -> None:
         time = datetime.now(timezone.utc).isoformat(timespec="seconds")
         files.append(self.file, json.dumps({"kind": kind, "job": job, "time": time, **fields}) + "\n")
+
+
+def has_ended(job: Mapping[str, Any], rounds: Collection[Mapping[str, Any]]) -> bool:
+    """Whether a site has seen the end of a job.
+
+    Args:
+        job: its line in the record, with the ``rounds`` of a run, and how many ``runs`` there are; None in a study.
+        rounds: the lines of its rounds.
+    """
+    runs = job.get("runs", 1)
+    if runs is None:  # a study ends with the test samples of those candidates that are left
+        return any(line.get("split") == TEST for line in rounds)
+    finished = {line.get("run") for line in rounds if line["round"] == job.get("rounds")}
+    return len(finished) >= runs
+
+
+def describe_rounds(job: Mapping[str, Any]) -> str:
+    """The rounds in which a site answered, beside those that the job has.
+
+    >>> describe_rounds({"answered": 3, "rounds": 20}), describe_rounds({"answered": 30, "rounds": 20, "runs": 2})
+    ('3 of 20', '30 of 40')
+    >>> describe_rounds({"answered": 150, "rounds": 20, "runs": None})
+    '150, at most 20 a candidate'
+    """
+    rounds, runs = job.get("rounds"), job.get("runs", 1)
+    if not isinstance(rounds, int):
+        return f"{job['answered']} of ?"
+    if runs is None:
+        return f"{job['answered']}, at most {rounds} a candidate"
+    return f"{job['answered']} of {rounds * runs}"
 
 
 def _too_much(sites: list[str], others: Collection[Mapping[str, Any]], floor: int, sampled: bool) -> str | None:

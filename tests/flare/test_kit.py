@@ -72,6 +72,20 @@ def test_several_kits_are_prepared_at_once_or_none(tmp_path, capsys):
     assert allowed(one) == allowed(two)
 
 
+def test_equal_changes_of_kits_are_shown_once(tmp_path, capsys):
+    kits = [str(kit(tmp_path / f"hospital-{number}")) for number in range(1, 8)]
+    assert main(["site", "prepare", *kits, "--dry-run"]) == 0
+    seven = capsys.readouterr().out.splitlines()
+    assert main(["site", "prepare", kits[0], "--dry-run"]) == 0
+    one = capsys.readouterr().out.splitlines()
+    changes = [line for line in one if line.startswith(("+", "-"))]
+    assert len(changes) > 5
+    assert [line for line in seven if line.startswith(("+", "-"))] == changes
+    resources = [Path(folder) / "local" / "resources.json" for folder in kits]
+    assert [f"{file}: as {resources[0]}" in seven for file in resources] == [False, *[True] * 6]
+    assert len(seven) <= len(one) + 6 * 6
+
+
 @pytest.mark.parametrize("before", [None, {"format_version": 2, "class_allow_list": ["a.B"], "client": {"x": 1}}])
 def test_unprepare_leaves_a_kit_as_it_was(tmp_path, before, capsys):
     folder = kit(tmp_path / "site")

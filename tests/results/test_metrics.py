@@ -317,7 +317,7 @@ def test_without_an_end_there_is_no_best_round() -> None:
 def test_nobody_is_the_worst_without_an_end() -> None:
     metrics = {"a": {"served_gain": 1.0}, "b": {"served_gain": 3.0}}
     people = {name: Participant(name, name, 1) for name in metrics}
-    record = measure_round(RECORD, metrics, people, STATE, 0, None, [Metric("gain", None)]).record
+    record = measure_round(RECORD, metrics, people, STATE, 2, None, [Metric("gain", None)]).record
     assert record["served_gain"] == 2.0
     assert not [key for key in record if "worst" in key]
 

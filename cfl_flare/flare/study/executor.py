@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -43,6 +44,13 @@ class StudyExecutor(SeveralExecutor):
     def __init__(self, num_rounds: int, more: list[dict[str, Any]] | None = None, **arguments: Any):
         super().__init__(**arguments)
         self.num_rounds, self.more = num_rounds, more
+
+    @property
+    def _runs_of_job(self) -> int | None:
+        return None
+
+    def _stage_of(self, content: Mapping[str, Any]) -> dict[str, str]:
+        return {**super()._stage_of(content), "split": plain(str(content.get(SPLIT, "")))}
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
         config = data_config(self.data, fl_ctx, source)
