@@ -19,9 +19,10 @@ FETCHES = 60.0
 LONGEST_STEP = 1.0
 
 
-# A site may take so many times as long as its longest answer, and so many seconds in any case.
+# A site may take so many times as long as its longest answer, and so many seconds in any case: longer than `SILENCE`,
+# as one that is restarted loses nothing meanwhile.
 TIMES = 10.0
-LEAST = 30.0
+LEAST = 60.0
 # The same for its first answer, when all others have answered: it may have more data, or a slower processor.
 FIRST = 300.0
 

@@ -9,18 +9,20 @@ fourth never comes. Where nothing is lost, the final models are those of a run w
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from nvflare.recipe.utils import set_per_site_config
 
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data import SiteData
 from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.flare.per_site import DEAF, LOST
+from cfl_flare.flare.per_site import ASK_EVERY, DEAF, LOST
 from cfl_flare.models import Logistic
 from cfl_flare.results.run_dir import Run, load_run
 from tests import warm
@@ -135,6 +137,28 @@ def test_late_slow_and_absent_hospitals(trial):
     assert run.rounds[0]["trained"] == [ONE, TWO] and run.rounds[-1]["trained"] == [ONE, TWO, THREE]
     failed = {name: reason for r in run.rounds for name, reason in r["failed"].items()}
     assert failed.keys() == {ONE} and failed[ONE] in ("no result in time", LOST)
+
+
+def test_a_site_that_stands_still_has_not_ended(trial):
+    """Its client and its job process are stopped for longer than a silence, and go on: it trains to the job's end."""
+    job_id = trial.submit(trial.exported("still", "fedavg", num_rounds=400, max_missed_tasks=400))
+    trial.after("still", 1)
+    processes = [psutil.Process(trial.processes[TWO].pid), *trial.jobs_of(TWO)]
+    for process in processes:
+        process.suspend()
+    try:
+        until("the site to be lost", lambda: f"{TWO} is lost" in trial.log(job_id), 600)
+        time.sleep(2 * ASK_EVERY)  # the server's component is asked meanwhile
+    finally:
+        for process in processes:
+            process.resume()
+    until("the site to be heard", lambda: f"{TWO} is heard again" in trial.log(job_id))
+    before = trial.rounds("still")
+    until("ten rounds more", lambda: trial.rounds("still") >= min(before + 10, 400))
+    assert "its job process has ended" not in trial.log(job_id)
+    status, run = trial.ended(job_id)
+    assert status == "FINISHED:COMPLETED"
+    assert TWO in run.rounds[-1]["trained"]
 
 
 @pytest.fixture
