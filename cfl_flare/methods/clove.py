@@ -113,11 +113,29 @@ class CLoVE(Method):
         if not self.measures(state):
             after = state.after(self.means(state, updates), assignment, trains=False)
             return replace(after, arrays={**state.arrays, **sent})
-        same = {n: state.extras["same"].get(n, 0) * (state.assignment.get(n) == k) + 1 for n, k in assignment.items()}
-        frozen = self.stable is not None and all(times >= self.stable for times in same.values())
+        same = self.count_repeats(state, assignment)
+        frozen = self.stable is not None and all(same[name] >= self.stable for name in assignment)
         after = state.after({}, assignment, trains=True, frozen=frozen, measured=state.round, same=same)
         bank = {slot: state.bank[slot] for slot in self.slots}
         return replace(after, bank={**bank, **dict(zip(self._measured(after), bank.values()))}, arrays=sent)
+
+    def count_repeats(self, state: ServerState, assignment: Assignment) -> dict[str, int]:
+        """Count the clusterings in a row that gave each participant its cluster. Absent participants keep their count.
+
+        Args:
+            state: before this clustering, with the counts so far.
+            assignment: the clusters of the round's participants.
+
+        Returns:
+            The counts of all participants that were ever in a round of losses.
+        """
+        same: dict[str, int] = dict(state.extras["same"])
+        for name, cluster in assignment.items():
+            if state.assignment.get(name) == cluster:
+                same[name] = same.get(name, 0) + 1
+            else:
+                same[name] = 1
+        return same
 
     def join(self, state: ServerState, update: Update) -> ServerState:
         """By its losses of the models that were compared last, even if the run ended before a round of losses."""

@@ -89,6 +89,25 @@ def test_stable_clusters_are_frozen():
     assert method.distribute(state, "a") == Download(("cluster-1",))
 
 
+def test_absent_participants_keep_their_count_of_stable_clusterings():
+    """Rounds of losses of a and c, of b and d, and of a and c again: then both have had one cluster twice."""
+    method, state = CLoVE(k=2, stable=2), CLOVE.start(initial)
+    rows = {**LOSSES, "d": (2.1, 5.0)}
+    for pair in ("ac", "bd", "ac"):
+        assert not state.extras.get("frozen")
+        state = step(method, state, losses({name: rows[name] for name in pair}))
+        if not state.extras["frozen"]:
+            state = step(method, state, trained(state, dict.fromkeys(pair, 9.0)))
+    assert state.extras["same"] == {"a": 2, "b": 1, "c": 2, "d": 1}
+    assert state.extras["frozen"]
+
+
+def test_a_sampled_run_becomes_stable():
+    """Without that, half of all rounds would send K models and train nothing."""
+    played = play(CLoVE(k=2), 16, sample=4)
+    assert played[-1].after.extras["frozen"]
+
+
 def test_who_is_late_sends_losses_of_the_models_that_were_compared():
     state = step(CLOVE, CLOVE.start(initial), losses())
     state = step(CLOVE, replace(state, extras={**state.extras, "frozen": True}), trained(state, {"a": 9, "c": -4}))
