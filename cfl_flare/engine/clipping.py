@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far one participant may move a model in a round: as a whole, in each layer, and in its running statistics.
 
-The measure is the round's median, of everyone whose update has the layer. Honest updates stay as they are, bit for bit.
+The measure is the round's median, of everyone whose update has the layer. BatchNorm's running statistics depend on a
+participant's data alone: participants with rare data are honest and far from the median. So running statistics are
+bounded only where strangers or attackers are expected, see `ServerSettings.clips_statistics`.
 """
 
 from __future__ import annotations
@@ -47,17 +49,23 @@ def layer_slices(layout: Layout) -> dict[str, slice]:
 
 
 class Norms:
-    """How far a round's updates moved, and which of them moved too far."""
+    """How far a round's updates moved, and which of them moved too far.
 
-    def __init__(self) -> None:
+    Args:
+        statistics: also measure running statistics.
+    """
+
+    def __init__(self, statistics: bool = True) -> None:
+        self._statistics = statistics
         self._norms: dict[Kind, dict[str, float]] = {}
 
     def add(self, update: Update) -> None:
         """Notes the norms of an update's models: of all parameters, of all float buffers, and of each layer."""
         for slot, diff in update.diffs.items():
+            vector = diff.vector if self._statistics else _without_statistics(diff)
             end = diff.layout.parameter_size
             for part, place in (("parameters", slice(0, end)), ("buffers", slice(end, None)), *_layers(diff)):
-                norm = float(np.linalg.norm(diff.vector[place]))  # no value is so large that its square is not finite
+                norm = float(np.linalg.norm(vector[place]))  # no value is so large that its square is not finite
                 if norm or diff.present is None:  # a site's filter may have removed the layer
                     self._norms.setdefault(_kind(update, slot, part), {})[update.participant] = norm
 
@@ -156,6 +164,17 @@ def _layers(diff: Params) -> Iterator[tuple[str, slice]]:
 def _is_statistic(entry: Entry) -> bool:
     """By its name: the arrays of a training script do not say which of them are buffers."""
     return entry.kind != "counter" and entry.name.endswith((VARIANCE, MEAN))
+
+
+def _without_statistics(diff: Params) -> np.ndarray:
+    """The vector of a difference, ``(d,)`` float32, with zeros in the place of running statistics."""
+    statistics = [entry.slice for entry in diff.layout.entries if _is_statistic(entry)]
+    if not statistics:
+        return diff.vector
+    vector = diff.vector.copy()
+    for place in statistics:
+        vector[place] = 0
+    return vector
 
 
 def _lower_median(rows: Sequence[np.ndarray]) -> np.ndarray:

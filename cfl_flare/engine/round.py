@@ -44,7 +44,8 @@ class Round:
         self.failures: dict[str, str] = {}
         self.clipped: dict[str, float] = {}
         self._carried = Carried(no_sums(server.method, server.settings))
-        self._norms, self._statistics = Norms(), Statistics()
+        self._norms = Norms(statistics=server.settings.clips_statistics)
+        self._statistics = Statistics()
         self._spool = Spool(server.layout.nbytes, self.training)
         self._bytes_down, self._bytes_up = self._sent(server.bank), 0
         self._started = time.monotonic()
@@ -99,6 +100,7 @@ class Round:
         self._spool.put(update)
         if self._server.settings.clip_norm is not None:
             self._norms.add(update)
+        if self._server.settings.clips_statistics:
             self._statistics.add(update, bank)
         self._bytes_up += sum(self._wire_bytes(bank[slot].layout) for slot in update.diffs)
         self._bytes_up += sum(array.nbytes for array in update.arrays.values())

@@ -59,6 +59,11 @@ class ServerSettings:
         help="an update that moves further than so many times the median is scaled down; None for never",
         gt=0,
     )
+    clip_statistics: bool | None = setting(
+        None,
+        help="clip_norm also bounds BatchNorm's running statistics, which honest participants with rare data may "
+        "exceed; default: at real sites, and with reject_outliers",
+    )
     aggregation: str = setting(
         "mean", help="what is computed inside clusters", choices=("mean", "median", "trimmed_mean", "krum")
     )
@@ -138,6 +143,15 @@ class ServerSettings:
         return Floor(sites, self.min_samples_per_cluster or 1)
 
     @property
+    def clips_statistics(self) -> bool:
+        """Whether running statistics are bounded."""
+        if self.clip_norm is None:
+            return False
+        if self.clip_statistics is None:
+            return self.reject_outliers
+        return self.clip_statistics
+
+    @property
     def bounds(self) -> dict[str, float | None]:
         """What bounds a mean, as sites are told."""
         return {name: getattr(self, name) for name in BOUNDS}
@@ -161,6 +175,7 @@ class ServerSettings:
             merge_small_clusters=small,
             hold_small_clusters=small,
             max_weight_share=1 / 3,
+            clip_statistics=True,
         )
 
     def in_simulation(self) -> ServerSettings:
@@ -170,6 +185,7 @@ class ServerSettings:
             min_samples_per_cluster=1,
             merge_small_clusters=self.floor != Floor(1, 1),
             hold_small_clusters=False,
+            clip_statistics=self.reject_outliers,
         )
 
     def judged(self, task: LearningTask, layout: Layout) -> ServerSettings:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,7 +23,8 @@ from cfl_flare.engine.round import Spool
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.settings import CLIP_NORM
 from cfl_flare.engine.task import Result
-from cfl_flare.methods import CAM, CFL, IFCA, METHODS, FedAvg, Method, Participant, Update, WeCFL
+from cfl_flare.methods import CAM, CFL, IFCA, METHODS, FedAvg, Method, Participant, ServerState, Update, WeCFL
+from cfl_flare.models import FashionCNN
 from cfl_flare.training.settings import TrainSettings
 from tests.loop import run_loop
 from tests.tiny import LAYOUT, coin, update
@@ -503,3 +506,59 @@ def test_a_layer_that_only_some_updates_carry_is_measured_among_those():
     after = {one.participant: one.main_diff.vector.tolist() for one in bounded(updates)}
     assert after["liar"] == [10.0]
     assert after["d"] == [1.0]
+
+
+def round_of_normed(**settings) -> tuple[float, dict]:
+    """The model's running variance after one round of four participants, and the round's record.
+
+    They have 1, 2, 3 and 4 samples. Three raise the variance of 1 by 0.1, and the last one, whose data is rare, by 30.
+    """
+    running = Server(FedAvg(), NORMED_LAYOUT, PEOPLE[:4], ServerSettings(3, **settings), ServerState(dict(BANK)))
+    running.tasks()
+    for name, moved in zip("abcd", (0.1, 0.1, 0.1, 30.0)):
+        sent = replace(normed_update(name, 1.0, 1.0, 0.0, moved), samples=SAMPLES[name])
+        running.accept(Result(name, sent, {}), f"site-{name}")
+    running.finish_round()
+    record = running.progress.record
+    assert record is not None
+    return float(running.state.bank["global"].vector[3]), record
+
+
+def test_a_simulation_averages_running_statistics_unclipped():
+    variance, record = round_of_normed()
+    assert "clipped" not in record
+    assert variance == pytest.approx(1 + (1 * 0.1 + 2 * 0.1 + 3 * 0.1 + 4 * 30) / 10)
+
+
+def test_real_sites_clip_running_statistics():
+    """The median moves the variance by 0.1, so that nobody moves it by more than 1."""
+    variance, record = round_of_normed(clip_statistics=True)
+    assert record["clipped"] == {"d": pytest.approx(30)}
+    assert variance == pytest.approx(1 + (1 * 0.1 + 2 * 0.1 + 3 * 0.1 + 4 * 1) / 10)
+
+
+def test_who_clips_running_statistics():
+    settings = ServerSettings(1)
+    assert settings.at_real_sites().clips_statistics
+    assert not settings.in_simulation().clips_statistics
+    assert ServerSettings(1, reject_outliers=True).in_simulation().clips_statistics
+    assert not ServerSettings(1, clip_statistics=False).at_real_sites().clips_statistics
+    assert not ServerSettings(1, clip_norm=None).at_real_sites().clips_statistics
+
+
+def test_rare_classes_do_not_clip_batch_norm():
+    """Each participant has two of ten digits. FedAvg is then still the weighted mean, bit for bit."""
+
+    def train(**settings) -> Server:
+        return run_loop(
+            method=FedAvg(),
+            model=FashionCNN([1, 8, 8], 10),
+            source=Digits(),
+            data=DataConfig(participants=40, partition="n_class:n=2"),
+            settings=ServerSettings(4, evaluate_every=4, **settings),
+            training=TrainSettings(lr=0.3),
+        )
+
+    by_default = train().state.bank["global"].vector.tobytes()
+    assert by_default == train(clip_norm=None).state.bank["global"].vector.tobytes()
+    assert by_default != train(clip_statistics=True).state.bank["global"].vector.tobytes()
