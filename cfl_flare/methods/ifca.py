@@ -39,8 +39,8 @@ class IFCA(Method):
     )
     race: bool = setting(
         True,
-        help="participants drop clearly worse models after 32, 64, 128, ... samples; at most one choice in a hundred "
-        "differs from that by all of them",
+        help="participants stop reading samples with a model once it cannot be the best any more; the choice is the "
+        "same as by all samples",
     )
     shared_backbone: bool = setting(
         False, help="weight sharing: the K models share all layers but the head, so that only heads travel K times"
@@ -140,7 +140,7 @@ class IFCA(Method):
 
 
 def of_least_loss(learner: Learner, download: Download, samples: int | None = None, race: bool = False) -> int:
-    """The cluster whose model has the smallest loss on the training data, or on some samples of it; see `raced`."""
+    """The cluster whose model has the smallest loss on the training data, or on some samples of it; see `race_models`."""
     models = [download.model(slot) for slot in download.choices.values()]
     return list(download.choices)[learner.choice(models, samples, race)]
 

@@ -19,7 +19,7 @@ from cfl_flare.core.seeds import stream
 from cfl_flare.training.bootstrap import Replicates, draw_of, drawn_rows, key_of, replicates
 from cfl_flare.training.ensemble import Predictor, Served, combined
 from cfl_flare.training.histograms import class_counts, score_counts
-from cfl_flare.training.losses import raced
+from cfl_flare.training.race import race_models
 from cfl_flare.training.runtime import PRIVATE, MemoryView, Runtime, Split
 
 if TYPE_CHECKING:
@@ -137,10 +137,11 @@ class Evaluator:
     def choice(self, models: Sequence[Params], samples: int | None = None, race: bool = False) -> int:
         """The index of the model with the smallest loss, the first of equal ones; NaN is never the smallest.
 
-        ``samples`` is as in `losses`. With ``race``, the models race over these samples in a random order, see `raced`,
-        unless the task's loss is no mean over samples.
+        ``samples`` is as in `losses`. With ``race``, the models race over these samples in a random order, see
+        `race_models`, unless the task's loss is no mean over samples or may be below 0.
         """
-        if not race or not self._runtime.task.separable:
+        task = self._runtime.task
+        if not (race and task.separable and task.nonnegative):
             return int(np.nan_to_num(self.losses(models, samples), nan=np.inf).argmin())
         key = (*map(id, models), id(self._beside), samples, self._part)
         if key not in self._compared:
@@ -148,9 +149,9 @@ class Evaluator:
 
             def losses(left: np.ndarray, rows: slice) -> np.ndarray:
                 outputs = self._with_beside([models[k] for k in left], split.x[rows], passing=len(left) < len(models))
-                return self._runtime.task.sample_losses(outputs, split.y[rows]).cpu().numpy()
+                return task.sample_losses(outputs, split.y[rows]).cpu().numpy()
 
-            self._compared[key] = (*models, self._beside, raced(losses, len(models), len(split)))
+            self._compared[key] = (*models, self._beside, race_models(losses, len(models), len(split)))
         return int(self._compared[key][-1])
 
     @torch.no_grad()

@@ -1,14 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions from outputs, losses that torch lacks, the weights of classes, penalty terms, and races of models.
+"""Predictions from outputs, losses that torch lacks, the weights of classes, and penalty terms.
 
 Terms are part of what torch differentiates, so their gradients are exact.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,8 +22,6 @@ from cfl_flare.core.params import Params
 LINKS = ("softmax", "sigmoid", "identity", "exp")
 # Rows of the matrix of all pairs that are compared at a time.
 ROWS = 1024
-# Samples in the first block of a race, and the chance that it drops the model with the least loss.
-FIRST_BLOCK, RISK = 32, 0.01
 
 
 def predicted(outputs: Tensor, link: str) -> Tensor:
@@ -116,40 +113,6 @@ def balanced(counts: Tensor, classes: int) -> Tensor:
     counts = F.pad(counts, (0, classes - len(counts)))
     weights = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
     return torch.where(counts > 0, weights, torch.ones_like(weights))
-
-
-def raced(losses: Callable[[np.ndarray, slice], np.ndarray], models: int, samples: int, risk: float = RISK) -> int:
-    """The model with the least mean loss over all samples, by a race: after each block the clearly worse are dropped.
-
-    The first samples are a draw without replacement from all of them, as their order is random. A model is dropped when
-    its paired differences to the best so far have a mean above 0 by Student's one-sided interval, with the variance of
-    a finite population. Its level is ``risk``, divided by the number of other models and of looks: so the chance to
-    drop the best of all is at most ``risk``, as far as means of 32 differences or more are normal. Blocks double.
-
-    Args:
-        losses: of some models, by index, on the samples at some places: ``(models, samples)`` float64.
-        risk: 0 drops none.
-
-    Returns:
-        The model's index, the first of equal ones.
-    """
-    from scipy.special import stdtrit  # it takes a while to import, and few runs race
-
-    ends = [FIRST_BLOCK * 2**i for i in range(samples.bit_length()) if FIRST_BLOCK * 2**i < samples]
-    left, seen, best = np.arange(models), np.empty((models, 0)), 0
-    for begin, end in zip([0, *ends], [*ends, samples]):
-        if len(left) == 1:
-            return int(left[0])
-        block = losses(left, slice(begin, end))
-        seen = np.concatenate([seen, np.where(np.isnan(block), np.inf, block)], axis=1)
-        best = int(seen.mean(axis=1).argmin())
-        if end < samples:
-            with np.errstate(invalid="ignore"):  # an infinite mean has no deviation, and is dropped beside a finite one
-                worse = seen - seen[best]
-                error = np.nan_to_num(worse.std(axis=1, ddof=1)) * math.sqrt((1 - end / samples) / end)
-                dropped = worse.mean(axis=1) > error * stdtrit(end - 1, 1 - risk / ((models - 1) * len(ends)))
-            left, seen = left[~dropped], seen[~dropped]
-    return int(left[best])
 
 
 @dataclass(frozen=True)

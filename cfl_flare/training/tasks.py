@@ -51,6 +51,7 @@ class LearningTask(ABC):
         classes: each sample, or each pixel, is of one class: classes can be weighted, and labels smoothed.
         scored: each output is a score of a class, which some samples are of and others are not.
         separable: the loss is a mean over samples, none of which changes another's part.
+        nonnegative: no sample's loss is below 0. Races of models rely on it.
         relative: only comparisons of outputs count: the same number added to all outputs changes nothing.
         dtype: of the labels as the loss and the measures take them.
         always: what is measured in any run.
@@ -63,6 +64,7 @@ class LearningTask(ABC):
     classes: ClassVar[bool] = False
     scored: ClassVar[bool] = False
     separable: ClassVar[bool] = False
+    nonnegative: ClassVar[bool] = False
     relative: ClassVar[bool] = False
     dtype: ClassVar[type[np.generic]] = np.int64
     always: ClassVar[tuple[str, ...]] = ("loss",)
@@ -158,6 +160,7 @@ class Classification(LearningTask):
 
     name: ClassVar[str] = "classification"
     separable: ClassVar[bool] = True
+    nonnegative: ClassVar[bool] = True
     classes: ClassVar[bool] = True
     scored: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "loss")
@@ -191,6 +194,7 @@ class Findings(LearningTask):
     """Findings that are there or not, each with an output, its logit."""
 
     separable: ClassVar[bool] = True
+    nonnegative: ClassVar[bool] = True
     link: ClassVar[str] = "sigmoid"
     scored: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("accuracy", "auroc", "loss")
@@ -249,6 +253,7 @@ class Regression(LearningTask):
 
     name: ClassVar[str] = "regression"
     separable: ClassVar[bool] = True
+    nonnegative: ClassVar[bool] = True
     form: ClassVar[str] = "number"
     link: ClassVar[str] = "identity"
     dtype: ClassVar[type[np.generic]] = np.float32
