@@ -140,7 +140,7 @@ class IFCA(Method):
 
 
 def of_least_loss(learner: Learner, download: Download, samples: int | None = None, race: bool = False) -> int:
-    """The cluster whose model has the smallest loss on the training data, or on some samples of it; see `race_models`."""
+    """The cluster whose model has the smallest loss on the training data or some of it; see `race_models`."""
     models = [download.model(slot) for slot in download.choices.values()]
     return list(download.choices)[learner.choice(models, samples, race)]
 
