@@ -22,9 +22,10 @@ from cfl_flare.core.errors import DataError, UnfitError
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.text import shown
 from cfl_flare.data import DataConfig, Npz, ParticipantData, SiteData
+from cfl_flare.data.loading import read
 from cfl_flare.data.numbering import as_numbers, renumber
 from cfl_flare.data.pixels import check_range
-from cfl_flare.data.samples import Samples, check_values, normalised, read
+from cfl_flare.data.samples import Samples, check_values, normalised
 from cfl_flare.data.table import Table
 from cfl_flare.results import schema
 from cfl_flare.results.model_file import read_model, task_of

@@ -21,8 +21,9 @@ from cfl_flare.core.files import read_json
 from cfl_flare.core.settings import pick
 from cfl_flare.data import SOURCES, DataConfig, DataSource, SiteData
 from cfl_flare.data.files import expanded, from_here
+from cfl_flare.data.loading import read
 from cfl_flare.data.numbering import as_numbers
-from cfl_flare.data.samples import NamedSource, read
+from cfl_flare.data.samples import NamedSource
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS
 from cfl_flare.methods import Groups, Method, build_method

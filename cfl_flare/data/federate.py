@@ -17,11 +17,12 @@ from cfl_flare.core.settings import Bounds, check_settings, setting
 from cfl_flare.core.text import shown, unique_names
 from cfl_flare.data.deal import Deal, Partition, dealt, dealt_by_patient
 from cfl_flare.data.labels import outputs_for
+from cfl_flare.data.loading import read
 from cfl_flare.data.partitions import Natural, build_partition
 from cfl_flare.data.patients import CHOICES_HELP, settle_patients
 from cfl_flare.data.pixels import check_range
 from cfl_flare.data.preparation import Preparation
-from cfl_flare.data.samples import DataSource, Samples, check_values, normalised, read
+from cfl_flare.data.samples import DataSource, Samples, check_values, normalised
 from cfl_flare.data.splits import draw_indicator, split_by_class
 from cfl_flare.data.summary import ParticipantData, PartitionReport, participant_names, report_of
 

@@ -16,7 +16,8 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import setting
 from cfl_flare.data.files import authorised, find_root
-from cfl_flare.data.samples import NamedSource, Samples, checked
+from cfl_flare.data.loading import checked
+from cfl_flare.data.samples import NamedSource, Samples
 
 
 @contextmanager

@@ -28,10 +28,11 @@ from cfl_flare.data.frames import is_table
 from cfl_flare.data.hospitals import Heart, Stroke
 from cfl_flare.data.images import CONVERT, RESIZE, Folder
 from cfl_flare.data.labels import form_of
+from cfl_flare.data.loading import checked
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
 from cfl_flare.data.pixels import RANGE, RANGE_HELP, scale_to
 from cfl_flare.data.preparation import Scaling
-from cfl_flare.data.samples import DataSource, NamedSource, Samples, Wrapped, checked
+from cfl_flare.data.samples import DataSource, NamedSource, Samples, Wrapped
 from cfl_flare.data.splits import split_by_class
 from cfl_flare.data.table import Table, columns_of
 

@@ -15,8 +15,8 @@ from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, DataSource, Npz, ParticipantData, Samples, SiteData
 from cfl_flare.data.classes import as_names, close_gaps, describe_classes, name_codes, sort_names, spell_alike
 from cfl_flare.data.images import Folder
+from cfl_flare.data.loading import read
 from cfl_flare.data.numbering import as_numbers
-from cfl_flare.data.samples import read
 from cfl_flare.data.summary import DataSummary
 from cfl_flare.data.table import Table
 from cfl_flare.training.tasks import build_task

@@ -16,8 +16,8 @@ from PIL import Image
 
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, DataSource, Npz, ParticipantData, Samples, SiteData, sources
+from cfl_flare.data.loading import checked
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
-from cfl_flare.data.samples import checked
 from cfl_flare.data.summary import DataSummary
 
 

@@ -16,7 +16,7 @@ from cfl_flare.core.config import describe, from_dict
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import SOURCES, Digits, Npz, Samples
 from cfl_flare.data.images import Folder
-from cfl_flare.data.samples import checked
+from cfl_flare.data.loading import checked
 from cfl_flare.data.table import Table
 
 

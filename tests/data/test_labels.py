@@ -14,7 +14,7 @@ from cfl_flare.core.errors import DataError
 from cfl_flare.data import DataConfig, DataSource, ParticipantData, Samples, build_partition, dealt, report_of
 from cfl_flare.data.groups import Scanner
 from cfl_flare.data.labels import FORMS, check_labels, form_of, of_one_form, outputs_for, strata
-from cfl_flare.data.samples import checked
+from cfl_flare.data.loading import checked
 from cfl_flare.data.splits import draw_indicator, split_by_class
 from cfl_flare.data.summary import DataSummary
 
