@@ -64,10 +64,6 @@ class JobSettings:
             check_run_name(self.resume_from, "resume_from")
 
 
-# Bytes of a number on the wire.
-FLOAT_BYTES = {"float32": 4, "float16": 2}
-
-
 @dataclass(frozen=True)
 class ControllerSettings:
     """The server's process."""
@@ -77,9 +73,6 @@ class ControllerSettings:
         2, help="a site that misses so many tasks in a row is still asked, but no longer waited for", ge=1
     )
     memory_gc_rounds: int = setting(0, help=MEMORY.format("the server's"), ge=0, name="server_memory_gc_rounds")
-    transfer: str = setting(
-        "float32", help="numbers of models on the wire; float16 halves the bytes, and rounds", choices=(*FLOAT_BYTES,)
-    )
 
     def __post_init__(self) -> None:
         check_settings(self, "run")

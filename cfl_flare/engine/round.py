@@ -61,10 +61,7 @@ class Round:
         for name, task in self.tasks.items():
             wanted.setdefault(self._participants[name].site, []).extend(task.needed)
         layouts = {slot: _layout(bank, slot) for slots in wanted.values() for slot in slots}
-        return sum(self._wire_bytes(layouts[slot]) for slots in wanted.values() for slot in travelling(slots))
-
-    def _wire_bytes(self, layout: Layout) -> int:
-        return layout.nbytes - (4 - self._server.float_bytes) * layout.size
+        return sum(layouts[slot].nbytes for slots in wanted.values() for slot in travelling(slots))
 
     def accept(self, result: Result, site: str) -> None:
         """Checks all of a result, then keeps it, or raises a PayloadError and keeps nothing of it."""
@@ -102,7 +99,7 @@ class Round:
             self._norms.add(update)
         if self._server.settings.clips_statistics:
             self._statistics.add(update, bank)
-        self._bytes_up += sum(self._wire_bytes(bank[slot].layout) for slot in update.diffs)
+        self._bytes_up += sum(bank[slot].layout.nbytes for slot in update.diffs)
         self._bytes_up += sum(array.nbytes for array in update.arrays.values())
         self._carried.add(update, self._server.method.weight(update))
 

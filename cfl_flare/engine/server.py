@@ -42,7 +42,6 @@ class Equipment:
         complete: makes a whole model of one that the run leaves, where private layers do not travel; None elsewhere.
         earlier_means: that were made before, against which those of each round are held; None in a simulation.
         observers: what the run does besides rounds, assignments and means; None for those of its settings.
-        float_bytes: bytes of a model's number on the wire.
     """
 
     recorder: Recorder | None = None
@@ -52,7 +51,6 @@ class Equipment:
     complete: Callable[[Params], Params] | None = None
     earlier_means: Means | None = None
     observers: Sequence[Observer] | None = None
-    float_bytes: int = 4
 
 
 class Server:
@@ -85,7 +83,6 @@ class Server:
         self._equipment = equipment = equipment or Equipment()
         self.method, self.layout, self.settings, self.state = method, layout, settings, state
         self.recorder, self.progress = equipment.recorder, equipment.progress
-        self.float_bytes = equipment.float_bytes
         self.earlier_means = equipment.earlier_means
         self.observers = observers_of() if equipment.observers is None else equipment.observers
         self.participants = {p.name: p for p in participants}

@@ -183,7 +183,7 @@ class ClusteringAggregator(ModelAggregator):
         total = number if server.finished else server.settings.num_rounds  # after it, sites keep their served models
         needed = {s: travelling(n for t in of_site.values() for n in t.needed) for s, of_site in by_site.items()}
         models = with_parts(server.bank, {slot for slots in needed.values() for slot in slots})
-        encoded = wire.encode_models(models, half=server.float_bytes < 4)
+        encoded = wire.encode_models(models)
         messages = {}
         for site, of_site in by_site.items():
             content = {**stated, "tasks": wire.encode_tasks(of_site), "round": number}

@@ -48,7 +48,6 @@ CLASSES = (
     "cfl_flare.flare.study.controller.StudyController",
     "cfl_flare.flare.study.executor.StudyExecutor",
     "cfl_flare.flare.tracking.ServerRun",
-    "cfl_flare.flare.wire.Halving",
     "cfl_flare.data.hospitals.Heart",
     "cfl_flare.data.hospitals.Stroke",
     "cfl_flare.data.images.Folder",

@@ -19,7 +19,7 @@ from cfl_flare.core.settings import from_attributes, keep, shows
 from cfl_flare.engine.drive import Transport, drive
 from cfl_flare.engine.min_cluster_size import MEANS_FOLDER, Means
 from cfl_flare.engine.observers.membership import Membership
-from cfl_flare.engine.plan import FLOAT_BYTES, AssignSettings, ControllerSettings
+from cfl_flare.engine.plan import AssignSettings, ControllerSettings
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.task import Task
@@ -157,7 +157,6 @@ class ClusteredController(PerSiteController):
             progress=Progress() if checkpoint is None else checkpoint.progress,
             archive=None if store is None else store.archive,
             earlier_means=self._means,
-            float_bytes=FLOAT_BYTES[self._controller_settings.transfer],
             observers=[
                 JobEvents(self, aggregator, start.announces, self._controller_settings.memory_gc_rounds),
                 Membership(self._training.membership, Policy.of(self.fl_ctx).max_tpr_at_1pct_fpr),

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
-from nvflare.apis.filter import Filter
-from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
@@ -32,8 +30,6 @@ COUNTS = "counts"
 META = "cfl"
 CHECK_TASK = "check"
 TRAIN_TASK = "train"
-# The largest number of float16.
-MOST_HALVED = float(np.finfo(np.float16).max)
 # Of a task; no run has as many rounds.
 
 
@@ -65,38 +61,9 @@ def content_of(meta: Mapping[str, Any] | None) -> dict[str, Any]:
     return content
 
 
-def encode_models(models: Mapping[str, Params], half: bool = False) -> dict[str, DXO]:
-    """The models that sites need, perhaps in float16."""
-    arrays = {slot: model.arrays() for slot, model in models.items()}
-    return {slot: DXO(DataKind.WEIGHTS, data=halved(of) if half else of) for slot, of in arrays.items()}
-
-
-def halved(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A model's arrays in float16; those with a number that it does not hold, and counters, stay as they are.
-
-    >>> {name: a.dtype.name for name, a in halved({"w": np.float32([1]), "v": np.float32([7e4])}).items()}
-    {'w': 'float16', 'v': 'float32'}
-    """
-    halvable = {n: a.dtype == np.float32 and np.abs(a).max(initial=0.0) <= MOST_HALVED for n, a in arrays.items()}
-    return {name: array.astype(np.float16) if halvable[name] else array for name, array in arrays.items()}
-
-
-class Halving(Filter):
-    """Sends a site's updates in float16. It is a job's filter, so that the site's own come first.
-
-    What a method sends besides models, and histograms, stay as they are.
-    """
-
-    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Changes a result of cfl_flare's executor; anything else is returned unchanged."""
-        try:
-            dxo = from_shareable(shareable)
-        except ValueError:  # a reply without content, such as an aborted task's
-            return shareable
-        for key, part in dxo.data.items() if dxo.data_kind == DataKind.COLLECTION else ():
-            if "/#" not in key:
-                part.data = halved(part.data)
-        return dxo.update_shareable(shareable)
+def encode_models(models: Mapping[str, Params]) -> dict[str, DXO]:
+    """The models that sites need."""
+    return {slot: DXO(DataKind.WEIGHTS, data=model.arrays()) for slot, model in models.items()}
 
 
 def encode_tasks(tasks: Mapping[str, Task]) -> dict[str, Any]:

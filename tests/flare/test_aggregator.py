@@ -81,31 +81,6 @@ def test_orders_and_models_arrive_as_they_were_sent():
     assert content["round"] == 0
 
 
-def test_models_travel_in_float16_where_it_holds_them():
-    """1/3 is rounded to 0.33325195 both ways, and 70,000 stays; the server's model is not rounded."""
-    component = aggregator()
-    component.running.float_bytes = 2
-    third = np.float32(1 / 3)
-    component.running.state.bank["global"].vector[:] = [third, 2]
-    data = component.messages(component.running.tasks())["site-1"]
-    assert {a.dtype.name for a in data.params["global"].data.values()} == {"float16"}
-    shareable = DXO(DataKind.COLLECTION, data=data.params, meta=data.meta).to_shareable()
-    _, models, _ = wire.decode_task(shareable, LAYOUT)
-    np.testing.assert_array_equal(models["global"].vector, np.float32([0.33325195, 2]))
-    np.testing.assert_array_equal(component.running.state.bank["global"].vector, [third, 2])
-    losses = {"loss": np.float32([1 / 3])}
-    answers = [replace(two()[0], update=replace(update("a", 1, "global", 1, 70000), arrays=losses)), two()[1]]
-    sent = wire.Halving().process(wire.encode_results(answers, {"round": 0}), FLContext())
-    parts = {key: {a.dtype.name for a in dxo.data.values()} for key, dxo in from_shareable(sent).data.items()}
-    assert parts == {"a/global": {"float32"}, "a/#arrays": {"float32"}, "b/global": {"float16"}}
-    received = FLModelUtils.from_shareable(
-        wire.Halving().process(wire.encode_results(two(), {"round": 0}), FLContext())
-    )
-    received.meta["client_name"] = "site-1"
-    assert component.accept_model(received)
-    assert component.running.round._bytes_up == 2 * 2 * 2  # two models of two numbers
-
-
 def test_models_to_measure_arrive_as_they_were_sent_and_so_do_their_metrics():
     cross = [
         ["cluster-0", ["cluster-0", "shared"], "probabilities", ["", "shared"]],

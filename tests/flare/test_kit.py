@@ -28,7 +28,6 @@ from cfl_flare.flare.rejoin import Rejoin
 from cfl_flare.flare.study.controller import StudyController
 from cfl_flare.flare.study.executor import StudyExecutor
 from cfl_flare.flare.tracking import ServerRun
-from cfl_flare.flare.wire import Halving
 from cfl_flare.models import MODELS, NamedArrays
 from tests.flare.kits import context
 from tests.flare.kits import kit as prepared
@@ -164,7 +163,7 @@ def test_the_list_has_each_class_that_a_job_may_name_and_no_function():
     found = {f"{cls.__module__}.{cls.__qualname__}" for cls in (*SOURCES.values(), *MODELS.values())}
     found |= {
         f"{cls.__module__}.{cls.__qualname__}"
-        for cls in (*COMPONENTS, *STUDY, EgressFilter, LedgerFilter, NamedArrays, ServerRun, Halving)
+        for cls in (*COMPONENTS, *STUDY, EgressFilter, LedgerFilter, NamedArrays, ServerRun)
     }
     assert found == set(CLASSES) and len(CLASSES) == len(found)
 

@@ -47,7 +47,6 @@ class Running(Protocol):
     recorder: Recorder | None
     observers: Sequence[Observer]
     assembled: dict[str, Params]
-    float_bytes: int
 
     @property
     def bank(self) -> Mapping[str, Params]: ...

@@ -64,12 +64,6 @@ class ClientApps:
         self.plan, self.shared, self.executor = plan, shared, executor
         excluded = plan.job.exclude_vars
         self.leaving = None if excluded is None else exclude(excluded, plan.model, plan.method, self.scripted)
-        transfer = plan.controller.transfer
-        require(
-            not self.scripted or transfer == "float32",
-            f"recipe: transfer = {transfer!r} is for cfl_flare's own training; a script sends its numbers as they are, "
-            "so leave it out",
-        )
         pattern = plan.job.private if self.scripted else None  # else the executor knows it
         self.private = [] if pattern is None else staying("private", pattern, plan.model, plan.method)
         self.workers = {ALL_SITES: self._worker(ALL_SITES, {})}
@@ -122,8 +116,6 @@ class ClientApps:
                 job.to(keeping, target, filter_type=kind, tasks=[task])
             for task in self.tasks if self.leaving is not None else ():
                 job.to(self.leaving, target, filter_type=FilterType.TASK_RESULT, tasks=[task])
-            if self.plan.controller.transfer != "float32":
-                job.to(wire.Halving(), target, filter_type=FilterType.TASK_RESULT, tasks=[wire.TRAIN_TASK])
             if self.scripted:
                 job.to(without_parameters(), target, filter_type=FilterType.TASK_RESULT, tasks=[EVALUATE])
 
