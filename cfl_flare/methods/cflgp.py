@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from cfl_flare.clustering.agglomerative import number_by_silhouette
-from cfl_flare.clustering.kmeans import first_kmeans, renamed
+from cfl_flare.clustering.kmeans import STARTS_ON_SHORT_ROWS, first_kmeans, renamed
 from cfl_flare.clustering.measures import before_gap, inner_products, leading
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
@@ -102,7 +102,8 @@ class CFLGP(Method):
             products += inner_products(archive.get(f"{n}.{q}", versions[n][q][0]) for n in names)
         rows = before_gap(products) if self.silhouette else leading(products, self.k)
         k = number_by_silhouette(rows, self.k, better=1.0) if self.silhouette else self.k
-        labels = first_kmeans(rows, k, np.ones(len(names)), sizes=state.sizes(names, {}))
+        equal = np.ones(len(names))
+        labels = first_kmeans(rows, k, equal, STARTS_ON_SHORT_ROWS, sizes=state.sizes(names, {}))
         before = np.array([old.get(name, -1) for name in names])
         return dict(zip(names, renamed(labels, before, self.k).tolist()))
 

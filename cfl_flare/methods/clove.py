@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from cfl_flare.clustering.agglomerative import number_by_silhouette
-from cfl_flare.clustering.kmeans import first_kmeans, matched, nearest
+from cfl_flare.clustering.kmeans import STARTS_ON_SHORT_ROWS, first_kmeans, matched, nearest
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
@@ -100,7 +100,8 @@ class CLoVE(Method):
             means = [np.mean([row for n, row in state.arrays.items() if state.assignment[n] == k], axis=0) for k in ids]
             return {**before, **{name: ids[i] for name, i in zip(names, nearest(rows, np.stack(means)))}}
         k = number_by_silhouette(rows, self.k) if self.silhouette else self.k
-        labels = first_kmeans(rows.copy(), k, np.ones(len(rows)), sizes=state.sizes(names, {}))
+        equal = np.ones(len(rows))
+        labels = first_kmeans(rows.copy(), k, equal, STARTS_ON_SHORT_ROWS, sizes=state.sizes(names, {}))
         return dict(zip(names, matched(labels, rows)[labels].tolist()))
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
