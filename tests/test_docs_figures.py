@@ -259,7 +259,7 @@ def test_a_document_is_renewed_and_what_was_wrong_is_said(results: Path) -> None
 def test_numbers_that_no_comment_names_are_found() -> None:
     text = "At 94.7 %, <!--figure a b c d-->1.5<!--/-->, `lr=0.1`, Table 3.1 and 6.1, [x](y/2.5.md), FLARE 2.9 and 0.5."
     assert cited.uncited(text) == ["94.7", "0.5"]
-    assert cited.uncited("FLARE\n2.9, Python 3.10, version 0.2.0 and Apache-2.0, but -7.25.") == ["7.25"]
+    assert cited.uncited("FLARE\n2.9, Python 3.10, version 1.0.0 and Apache-2.0, but -7.25.") == ["7.25"]
 
 
 def test_methods_are_laid_beside_the_better_one_without_clusters(results: Path) -> None:
