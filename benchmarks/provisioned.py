@@ -81,8 +81,8 @@ def used(of: list[psutil.Process]) -> float:
 
 def provisioned(program: str, sites: int, each: int, rounds: int) -> dict[str, Any]:
     """One job at provisioned sites, ``each`` of them behind a relay; 0 for none."""
-    from tests import warm
     from tests.e2e.deployment import SERVER, Deployment
+    from tests.helpers import warm
 
     names = [f"site-{i + 1}" for i in range(sites)]
     with tempfile.TemporaryDirectory() as name, warm.started(Path(name)):

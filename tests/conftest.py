@@ -36,7 +36,7 @@ def only_slow(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     """The slow tests' processes of FLARE are forked from one that has imported PyTorch, which all workers share."""
     if only_slow(config):
-        from tests import warm
+        from tests.helpers import warm
 
         if not os.environ.get(warm.SOCKET):
             config.add_cleanup(warm.start())
@@ -79,7 +79,7 @@ def data_root() -> Path:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Finished runs by the name of their method, each made once and not to be changed."""
-    from tests.loop import METHOD_LIST, run_of
+    from tests.helpers.loop import METHOD_LIST, run_of
 
     done: dict[str, Path] = {}
 

@@ -29,7 +29,7 @@ from cfl_flare.core.errors import DataError
 from cfl_flare.data import DataSource
 from cfl_flare.data.sources import checked
 from cfl_flare.results.run_dir import ASSIGNMENTS
-from tests.tiny import rounds
+from tests.helpers.tiny import rounds
 
 # JPEG files in an npz archive
 

@@ -102,7 +102,7 @@ import torch
 torchs = set(sys.modules)
 import cfl_flare.flare.executor
 from cfl_flare.data import DataConfig, Digits
-from tests.loop import run_loop
+from tests.helpers.loop import run_loop
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import FedAvg
 from cfl_flare.training.settings import TrainSettings

@@ -29,9 +29,9 @@ from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, build_method
 from cfl_flare.models import MLP
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import MODEL, run_loop
-from tests.resumed import Stopped
-from tests.tiny import initial, update
+from tests.helpers.loop import MODEL, run_loop
+from tests.helpers.resumed import Stopped
+from tests.helpers.tiny import initial, update
 
 ROOT = Path(__file__).parents[1]
 

@@ -23,7 +23,7 @@ from cfl_flare.methods import FedAvg, WeCFL, build_method
 from cfl_flare.results.served import load_model
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
+from tests.helpers.loop import run_loop
 
 HERE = "tests.test_odd_models"
 INF = float("inf")

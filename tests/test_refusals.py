@@ -25,20 +25,10 @@ from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.methods import build_method
 from cfl_flare.models import MLP
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
+from tests.helpers.loop import run_loop
+from tests.helpers.tiny import NoLinear
 
 HERE = "tests.test_refusals"
-
-
-class NoLinear(nn.Module):
-    """A network whose logits come from a convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 10, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x).flatten(1)
 
 
 class TwoOutputs(MLP):

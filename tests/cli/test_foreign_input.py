@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.results.run_dir import load_run
 from tests.cli.test_predict import npz
-from tests.processes import bomb, commands, odd_files
+from tests.helpers.processes import bomb, commands, odd_files
 
 Runs = Callable[[str], Path]
 # Imported, this module would leave a file where it is; nothing may import it.

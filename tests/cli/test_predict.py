@@ -32,8 +32,8 @@ from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
 from tests.engine.test_private import SPECS, built
 from tests.engine.test_tasks import Made, model_of
-from tests.loop import kept_files, run_loop, run_of
-from tests.play import DATA, MODEL
+from tests.helpers.loop import kept_files, run_loop, run_of
+from tests.helpers.play import DATA, MODEL
 
 ALL = [*SPECS, "fedds:k=2", "feddsmic:k=2", "fedcuau:k=2", "fedcuau:k=2,base={'method':'fedper'}"]
 FEW = DataConfig(4, "iid", min_samples=2)

@@ -36,8 +36,8 @@ from cfl_flare.training.membership import attacks
 from cfl_flare.training.privacy import Spend, epsilon_of, rdp_of
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.settings import TrainSettings
-from tests.processes import can_mount, on_small_disk
-from tests.tiny import coin
+from tests.helpers.processes import can_mount, on_small_disk
+from tests.helpers.tiny import coin
 
 
 @pytest.fixture(autouse=True)
@@ -284,7 +284,7 @@ def test_bad_input_of_predict_is_one_line(tmp_path, capsys, monkeypatch):
     spec, model = mlp()
     for name in ("a", "b"):
         save_served(tmp_path / "two" / "served", name, Served((model,)), spec, 1)
-    save_served(tmp_path, "own", Served((coin(0, 1),)), {"class_path": "tests.tiny.Coin", "args": {}}, 1)
+    save_served(tmp_path, "own", Served((coin(0, 1),)), {"class_path": "tests.helpers.tiny.Coin", "args": {}}, 1)
     np.savez(tmp_path / "big.npz", images=np.zeros((2, 9, 9), np.uint8))
     np.savez(tmp_path / "odd.npz", pictures=np.zeros((2, 4, 4), np.uint8))
 
@@ -305,7 +305,7 @@ def test_bad_input_of_predict_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path / "two")
     assert main(["predict", str(tmp_path / "two"), "--slot", "a", "--data", "odd.npz", "--out", "x.csv"]) == 2
     assert "has no array" in capsys.readouterr().err  # it was found
-    assert "holds a tests.tiny.Coin" in refused("own.safetensors", "big.npz")
+    assert "holds a tests.helpers.tiny.Coin" in refused("own.safetensors", "big.npz")
     assert "make the folder first" in refused("two", "big.npz", out="none/x.csv")
     assert find_model(tmp_path / "two", "b").stem == "b"
 

@@ -18,7 +18,7 @@ from cfl_flare.clustering.gap import ClusterCount, directions, in_words, is_clea
 from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest
 from cfl_flare.clustering.measures import agreement, points
 from cfl_flare.core.errors import ConfigError
-from tests.tiny import objective
+from tests.helpers.tiny import objective
 
 
 @settings(max_examples=30, deadline=None)

@@ -40,8 +40,8 @@ from cfl_flare.data.files import read_npz
 from cfl_flare.data.table import Table
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import Store, StoreError
-from tests.processes import bomb, odd_files
-from tests.tiny import LAYOUT, coin
+from tests.helpers.processes import bomb, odd_files
+from tests.helpers.tiny import LAYOUT, coin
 
 
 @pytest.mark.parametrize("content", ["über\n", "über\n".encode(), lambda file: file.write("über\n".encode())])

@@ -45,7 +45,7 @@ from cfl_flare.methods import Local, WeCFL
 from cfl_flare.report.figures import draw_partition
 from cfl_flare.report.table import partition_table
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
+from tests.helpers.loop import run_loop
 
 # What sites host, and the report of who got what
 

@@ -27,7 +27,7 @@ from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import FedAvg
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
+from tests.helpers.loop import run_loop
 
 ROWS = "age,temp,seen,ward,label\n" + "".join(
     f"{30 + i},{36 + i / 10:.1f},{1 + i:02d}/03/1996,Ä{'xy'[i % 2]},{i % 2}\n" for i in range(24)

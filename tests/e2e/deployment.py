@@ -21,7 +21,7 @@ import psutil
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from cfl_flare.cli import main
-from tests import warm
+from tests.helpers import warm
 
 ADMIN = "admin@hospitals.org"
 SERVER = "localhost"

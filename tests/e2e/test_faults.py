@@ -25,8 +25,8 @@ from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.per_site import ASK_EVERY, DEAF, LOST
 from cfl_flare.models import Logistic
 from cfl_flare.results.run_dir import Run, load_run
-from tests import warm
 from tests.e2e.deployment import SERVER, TRUSTING, Deployment, hospitals, until
+from tests.helpers import warm
 
 pytestmark = pytest.mark.slow
 ROUNDS = 12

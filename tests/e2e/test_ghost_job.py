@@ -25,7 +25,7 @@ from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.run_dir import load_run
 from tests.e2e.deployment import GUIDE, SERVER, TRUSTING, Deployment, commands_with, deployed, hospitals, until
-from tests.processes import can_mount, on_small_disk
+from tests.helpers.processes import can_mount, on_small_disk
 
 pytestmark = pytest.mark.slow
 

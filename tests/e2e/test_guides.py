@@ -24,8 +24,8 @@ from cfl_flare.core.arrays import load_arrays
 from cfl_flare.data.hospitals import FOLDER, HEART
 from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import find_runs, load_run
-from tests import warm
 from tests.e2e.deployment import ADMIN, ROOT, SERVER, TRUSTING, Deployment, until
+from tests.helpers import warm
 
 pytestmark = pytest.mark.slow
 JOB_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}")

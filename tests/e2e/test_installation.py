@@ -29,7 +29,7 @@ from cfl_flare.data import SiteData
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import Logistic
 from tests.e2e.deployment import GUIDE, ROOT, SERVER, TRUSTING, Deployment, hospitals, until
-from tests.processes import can_mount
+from tests.helpers.processes import can_mount
 
 LINES = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text()).splitlines()
 STEPS = [line.split(" ", 1) for line in LINES if line and not line.startswith("#")]

@@ -36,9 +36,9 @@ from cfl_flare.results.study import load_study
 from cfl_flare.training.settings import TrainSettings
 from tests.cli.test_predict import check_reported
 from tests.e2e.plugin import Series
-from tests.flare.kits import TRAINING, of_sites, plan_of
-from tests.loop import run_loop
-from tests.play import DATA, MODEL
+from tests.helpers.kits import TRAINING, of_sites, plan_of
+from tests.helpers.loop import run_loop
+from tests.helpers.play import DATA, MODEL
 
 pytestmark = pytest.mark.slow
 

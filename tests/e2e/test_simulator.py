@@ -39,7 +39,7 @@ from cfl_flare.results.served import load_model
 from cfl_flare.training.settings import TrainSettings
 from tests.e2e.deployment import commands_with, until
 from tests.e2e.plugin import AbsentAtSite2, FoldersOfSites, HalfTheDigits, Received, SmallAtSites2And3, Touchy
-from tests.loop import run_loop
+from tests.helpers.loop import run_loop
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

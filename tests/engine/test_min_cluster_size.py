@@ -25,7 +25,7 @@ from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.settings import Floor
 from cfl_flare.engine.task import Result
 from cfl_flare.methods import CAM, IFCA, FedAvg, Method, Participant, Update, WeCFL
-from tests.tiny import LAYOUT, initial, update
+from tests.helpers.tiny import LAYOUT, initial, update
 
 REAL = ServerSettings(30).at_real_sites()
 FLOORED = {"min_sites_per_cluster": 2}

@@ -37,8 +37,8 @@ from cfl_flare.methods.slots import with_parts
 from cfl_flare.methods.state import ServerState
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import METHOD_LIST, MODEL, TRAINING, kept_files, run_loop, run_of
-from tests.tiny import Coin, coin, initial, update
+from tests.helpers.loop import METHOD_LIST, MODEL, TRAINING, kept_files, run_loop, run_of
+from tests.helpers.tiny import Coin, coin, initial, update
 
 
 def held(run: Finished) -> list[ParticipantData]:

@@ -36,9 +36,9 @@ from cfl_flare.results.run_dir import load_run, read_lines
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.membership import ATTACKS, Counts, attacks, counted, halved, mean_likelihood
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
-from tests.play import DATA, MODEL, people
-from tests.tiny import LAYOUT, initial, update
+from tests.helpers.loop import run_loop
+from tests.helpers.play import DATA, MODEL, people
+from tests.helpers.tiny import LAYOUT, initial, update
 
 # ---- Early stopping ----
 

@@ -29,8 +29,8 @@ from cfl_flare.methods import IFCA, METHODS, FedAvg, Method, Participant, Update
 from cfl_flare.models import MLP
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import method_of
-from tests.tiny import LAYOUT, coin, initial, update
+from tests.helpers.loop import method_of
+from tests.helpers.tiny import LAYOUT, coin, initial, update
 
 PEOPLE = [Participant(n, "site-1", s) for n, s in zip("abc", (1, 2, 3))] + [Participant("d", "site-2", 2)]
 

@@ -26,9 +26,9 @@ from cfl_flare.training.learner import Learner
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.runtime import PRIVATE, Runtime, Split
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
-from tests.play import DATA, MODEL, make_model, play
-from tests.tiny import Biased
+from tests.helpers.loop import run_loop
+from tests.helpers.play import DATA, MODEL, make_model, play
+from tests.helpers.tiny import Biased
 
 SPECS = [
     *("fedavg", "fedprox:mu=0.1", "finetune", "local", "fedper", "fedbabu", "ditto", "per-fedavg:personal_steps=2"),

@@ -26,8 +26,8 @@ from cfl_flare.engine.task import Result
 from cfl_flare.methods import CAM, CFL, IFCA, METHODS, FedAvg, Method, Participant, ServerState, Update, WeCFL
 from cfl_flare.models import FashionCNN
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
-from tests.tiny import LAYOUT, coin, update
+from tests.helpers.loop import run_loop
+from tests.helpers.tiny import LAYOUT, coin, update
 
 SAMPLES = {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}
 PEOPLE = [Participant(name, f"site-{name}", n) for name, n in SAMPLES.items()]

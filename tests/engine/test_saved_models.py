@@ -33,9 +33,9 @@ from cfl_flare.training.ensemble import Ensemble
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
-from tests.play import DATA, MODEL, make_model, people
-from tests.tiny import LAYOUT, Coin
+from tests.helpers.loop import run_loop
+from tests.helpers.play import DATA, MODEL, make_model, people
+from tests.helpers.tiny import LAYOUT, Coin
 
 WEIGHT = {"head.weight": torch.tensor([[3.0], [4.0]])}
 

@@ -23,7 +23,7 @@ from cfl_flare.engine.task import Result
 from cfl_flare.methods import IFCA, FedAvg, Participant, Update, WeCFL
 from cfl_flare.models import Logistic
 from cfl_flare.training.settings import TrainSettings
-from tests.tiny import LAYOUT, coin, initial, update
+from tests.helpers.tiny import LAYOUT, coin, initial, update
 
 PEOPLE = [Participant("a", "site-1", 1), Participant("b", "site-1", 3), Participant("c", "site-2", 2)]
 

@@ -46,9 +46,9 @@ from cfl_flare.models import MLP
 from cfl_flare.results.store import Store, state_of
 from cfl_flare.training.settings import TrainSettings
 from tests.engine.test_robust import one_round
-from tests.loop import run_loop
-from tests.play import MODEL, play
-from tests.tiny import LAYOUT, coin, update
+from tests.helpers.loop import run_loop
+from tests.helpers.play import MODEL, play
+from tests.helpers.tiny import LAYOUT, coin, update
 
 PEOPLE = [Participant("a", "one", 3), Participant("b", "two", 1)]
 ETA, TAU = 0.5, 0.1

@@ -25,8 +25,8 @@ from cfl_flare.report.figures import draw
 from cfl_flare.report.table import results_table
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
-from tests.tiny import Coin
+from tests.helpers.loop import run_loop
+from tests.helpers.tiny import Coin
 
 INTERVALS = {"bootstrap": 50, "score_bins": 50}
 

@@ -41,8 +41,8 @@ from cfl_flare.results.store import Store
 from cfl_flare.results.study import SEARCH
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Binary, Survival
-from tests.loop import run_loop
-from tests.play import DATA, MODEL
+from tests.helpers.loop import run_loop
+from tests.helpers.play import DATA, MODEL
 
 SHARED = 0.02 * np.random.default_rng(0).normal(size=100)
 

@@ -20,7 +20,7 @@ from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.served import load_model
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import TASKS, Survival
-from tests.loop import run_loop
+from tests.helpers.loop import run_loop
 
 SETTINGS = {
     "cfl": "cfl:eps1=0.6,eps2=1.1",

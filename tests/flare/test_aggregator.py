@@ -32,9 +32,9 @@ from cfl_flare.results.store import Checkpoint, Progress, Store, state_metadata,
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification
-from tests.flare.kits import fl_context, kit
-from tests.play import MODEL, make_model, people, play
-from tests.tiny import LAYOUT, coin, initial, update
+from tests.helpers.kits import fl_context, kit
+from tests.helpers.play import MODEL, make_model, people, play
+from tests.helpers.tiny import LAYOUT, coin, initial, update
 
 RANGES = Classification().ranges()
 

@@ -13,7 +13,7 @@ from cfl_flare.core.errors import BudgetError, ColumnsError, ConfigError
 from cfl_flare.data import ParticipantData, Samples, SiteData
 from cfl_flare.flare.class_names import compare_classes, names_to_state
 from cfl_flare.flare.schema import CLASSES
-from tests.flare.kits import JOB, answer, check_in, executor, kit
+from tests.helpers.kits import JOB, answer, check_in, executor, kit
 
 ABC = ("a", "b", "c")
 

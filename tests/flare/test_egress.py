@@ -32,8 +32,8 @@ from cfl_flare.methods import FedAvg, Participant, Update
 from cfl_flare.training.bootstrap import DRAWS, Replicates
 from cfl_flare.training.membership import Counts
 from cfl_flare.training.tasks import Classification
-from tests.flare.kits import JOB, SITE, answer, check_in, context, executor, kit, npz
-from tests.tiny import LAYOUT, coin, initial, update
+from tests.helpers.kits import JOB, SITE, answer, check_in, context, executor, kit, npz
+from tests.helpers.tiny import LAYOUT, coin, initial, update
 
 STEPS = MetaKey.NUM_STEPS_CURRENT_ROUND
 METRICS = {"served_accuracy": 0.8734, "served_macro_f1": 0.5, "served_loss": 1.7, "trained_loss": 0.1}

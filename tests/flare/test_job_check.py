@@ -38,7 +38,7 @@ from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.job_check import JobCheck
 from cfl_flare.flare.policy import check_same_settings, check_software, unused_copy
 from cfl_flare.models import Logistic
-from tests.flare.kits import answer, check_in, context, kit, npz
+from tests.helpers.kits import answer, check_in, context, kit, npz
 
 ROOT = Path(__file__).parents[2]
 SECRET = "hunter2"

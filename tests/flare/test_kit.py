@@ -29,8 +29,8 @@ from cfl_flare.flare.study.controller import StudyController
 from cfl_flare.flare.study.executor import StudyExecutor
 from cfl_flare.flare.tracking import ServerRun
 from cfl_flare.models import MODELS, NamedArrays
-from tests.flare.kits import context
-from tests.flare.kits import kit as prepared
+from tests.helpers.kits import context
+from tests.helpers.kits import kit as prepared
 
 OURS = list(CLASSES)
 COMPONENTS = (ClusteredController, ClusteredExecutor, ClusteringAggregator, ClusterModelPersistor)

@@ -32,7 +32,7 @@ from cfl_flare.results.run_dir import Note, read_notes
 from cfl_flare.results.store import Store
 from cfl_flare.training.runtime import PRIVATE
 from cfl_flare.training.settings import TrainSettings
-from tests.tiny import Biased, Coin, coin
+from tests.helpers.tiny import Biased, Coin, coin
 
 # ---- Attendance ----
 

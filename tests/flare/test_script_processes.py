@@ -39,8 +39,8 @@ from cfl_flare.flare.client_api.controller import EVALUATE, TRAIN, Scripts
 from cfl_flare.flare.client_api.results import LONGEST_TYPE, check_failure, not_measured
 from cfl_flare.methods import IFCA, Participant
 from cfl_flare.models import MLP
-from tests.play import exchanged
-from tests.tiny import Coin, coin
+from tests.helpers.play import exchanged
+from tests.helpers.tiny import Coin, coin
 
 LAUNCHER = Path(cfl_launcher.__file__)
 

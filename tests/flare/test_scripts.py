@@ -47,8 +47,8 @@ from cfl_flare.methods import (
     WeCFL,
 )
 from cfl_flare.models import MLP
-from tests.play import exchanged
-from tests.tiny import LAYOUT, Coin, initial
+from tests.helpers.play import exchanged
+from tests.helpers.tiny import LAYOUT, Coin, initial
 
 Script = Callable[[str, str, FLModel], FLModel]
 GOALS = {"a": (4.0, 0.0), "b": (4.0, 0.0), "c": (0.0, 8.0)}

@@ -43,7 +43,7 @@ from cfl_flare.models import Logistic
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.privacy import ORDERS, epsilon_of
 from cfl_flare.training.settings import TrainSettings
-from tests.flare.kits import BOUNDS, JOB, MODEL, answer, check_in, context, executor, kit, npz
+from tests.helpers.kits import BOUNDS, JOB, MODEL, answer, check_in, context, executor, kit, npz
 
 FLAT = describe(Logistic((1,), 2), "model")
 OF_TABLE = {**JOB, "model": FLAT}

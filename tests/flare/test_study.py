@@ -23,7 +23,7 @@ from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.several import CANDIDATE, SeveralExecutor, candidates_of
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.study import load_study
-from tests.flare.kits import HOSTILE, SITES, Bench, fl_context, of_sites, plan_of
+from tests.helpers.kits import HOSTILE, SITES, Bench, fl_context, of_sites, plan_of
 
 THEIRS = {"p2", "p3"}
 

@@ -29,15 +29,12 @@ from safetensors import safe_open
 from threadpoolctl import threadpool_limits
 
 from tests.golden.cases import METHODS, Case
+from tests.helpers.resumed import Stopped
 
 COMMAND = "import sys; from cfl_flare.cli import main; sys.exit(main())"
 # Records are of what training leaves: traffic has no draws.
 PLAIN = ("--bootstrap", "0", "--measures", "accuracy")
 NVFLARE = "from nvflare.cli import main; main()"
-
-
-class Stopped(Exception):
-    """Stands for a killed process."""
 
 
 def run_case(case: Case, folder: Path) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from cfl_flare.methods import IFCA, FedAvg, Method, Participant, Update, WeCFL
 from cfl_flare.results.job_record import ROUND, JobRecord
 from cfl_flare.results.study import load_study
 from tests.e2e.deployment import TRUSTING
-from tests.flare import kits
-from tests.hostile.hospitals import Hospitals
+from tests.helpers import kits
+from tests.helpers.hospitals import Hospitals
 
 # ---- Differences ----
 

@@ -40,10 +40,10 @@ from cfl_flare.methods import METHODS, build_method
 from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
-from tests.flare.kits import JOB, MODEL, answer, check_in, executor, kit, npz
-from tests.hostile import forge
-from tests.hostile.bench import BINS, EVERYONE, HOSTILE, LATER, PEOPLE, ROUNDS, Run, play
-from tests.hostile.forge import FORGED, MODE, Hostile
+from tests.helpers import forge
+from tests.helpers.bench import BINS, EVERYONE, HOSTILE, LATER, PEOPLE, ROUNDS, Run, play
+from tests.helpers.forge import FORGED, MODE, Hostile
+from tests.helpers.kits import JOB, MODEL, answer, check_in, executor, kit, npz
 
 TRIED = {"wecfl": {"method": "wecfl", "k": 2, "starts": 1}, "ifca": {"method": "ifca", "k": 2}}
 TRIED |= {name: {"method": name, **given} for name, given in LATER.items()}
@@ -234,7 +234,7 @@ def played(folder: Path) -> Path:
         min_clients=3,
         training={"lr": 0.05, "local_steps": 3},
     )
-    allow(folder / "job" / "local" / "resources.json", ["tests.hostile.forge."])
+    allow(folder / "job" / "local" / "resources.json", ["tests.helpers.forge."])
     run = recipe.execute(SimEnv(num_clients=3, workspace_root=str(folder)))
     return Path(run.get_result()) / "server" / "simulate_job"
 

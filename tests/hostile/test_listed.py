@@ -20,8 +20,8 @@ from cfl_flare.flare import wire
 from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.schema import decode_check_in, decode_results
 from cfl_flare.training.tasks import Classification
-from tests.hostile import bench
-from tests.hostile.bench import HOSTILE, PEOPLE, Run, play
+from tests.helpers import bench
+from tests.helpers.bench import HOSTILE, PEOPLE, Run, play
 from tests.hostile.test_generated import TRIED, check, in_round
 
 RANGES = Classification().ranges()

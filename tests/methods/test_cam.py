@@ -35,8 +35,8 @@ from cfl_flare.training.learner import Learner
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
-from tests.play import MODEL, moved, play, sent
-from tests.tiny import coin, learner
+from tests.helpers.play import MODEL, moved, play, sent
+from tests.helpers.tiny import coin, learner
 
 
 def descend(start, frozen, labels, steps=1, lam=0.0):

@@ -35,9 +35,9 @@ from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import state_metadata, state_of
 from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
-from tests.play import MODEL, assert_same_models, play, sent
-from tests.tiny import LAYOUT, Coin, coin, initial, learner, model, update
+from tests.helpers.loop import run_loop
+from tests.helpers.play import MODEL, assert_same_models, play, sent
+from tests.helpers.tiny import LAYOUT, Coin, coin, initial, learner, model, update
 
 # Two opposed directions. Weighted by 3, 1, 1, 1 the mean is (0, 0.05); the longest is 2.00998.
 OPPOSED = {"a": (1, 0), "b": (1, 0.1), "c": (-2, 0), "d": (-2, 0.2)}

@@ -45,9 +45,9 @@ from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.results.analysis import gram
 from cfl_flare.results.run_dir import load_run, read_features
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
-from tests.play import MODEL, moved, play, sent
-from tests.tiny import LAYOUT, coin, initial, learner, rounds, update
+from tests.helpers.loop import run_loop
+from tests.helpers.play import MODEL, moved, play, sent
+from tests.helpers.tiny import LAYOUT, coin, initial, learner, rounds, update
 
 # ---- ``k=auto`` ----
 
@@ -243,7 +243,7 @@ def test_a_round_that_too_few_answer_finds_nothing_and_the_next_one_does(labels:
 def test_a_newcomer_joins_as_in_the_base() -> None:
     from cfl_flare.data import ParticipantData, Samples
     from cfl_flare.engine.site import Site
-    from tests.tiny import Coin
+    from tests.helpers.tiny import Coin
 
     method = auto(warmup=2)
     bank = {"global": coin(0, 0), "cluster-0": coin(2, 0), "cluster-1": coin(0, 2)}

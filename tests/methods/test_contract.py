@@ -48,8 +48,8 @@ from cfl_flare.methods.base import STEPS
 from cfl_flare.methods.state import Mapped
 from cfl_flare.methods.wrapper import Clustering, Wrapper
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
-from tests.tiny import LAYOUT, coin, initial, objective, update
+from tests.helpers.loop import run_loop
+from tests.helpers.tiny import LAYOUT, coin, initial, objective, update
 
 TOOLS = {"choices", "with_penalties", "trained", "predictor", "features", "weight", "means", "centres"}
 TOOLS |= {"cluster_weights", "common", "with_common", "by_slot", "by_cluster", "counted"}

@@ -31,7 +31,7 @@ from cfl_flare.methods import (
     WeCFL,
     cluster_slot,
 )
-from tests.tiny import LAYOUT, coin, initial, update
+from tests.helpers.tiny import LAYOUT, coin, initial, update
 
 SAMPLES = {"a": 100, "b": 1, "c": 2, "d": 3, "e": 4, "f": 5}
 PEOPLE = [Participant(name, f"site-{name}", n) for name, n in SAMPLES.items()]

@@ -30,8 +30,8 @@ from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
-from tests.play import moved, play
+from tests.helpers.loop import run_loop
+from tests.helpers.play import moved, play
 
 BASES = ["fedavg", "fedprox", "fedbabu", "fedper"]
 SLOTS = ("cluster-0", "cluster-1", "cluster-2")

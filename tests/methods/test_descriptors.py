@@ -14,8 +14,8 @@ from cfl_flare.clustering.floor import Census, Floor
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.engine.task import check_update
 from cfl_flare.methods import CLoVE, Download, Method, ServerState, Update, build_method
-from tests.play import play
-from tests.tiny import coin, initial, learner, update
+from tests.helpers.play import play
+from tests.helpers.tiny import coin, initial, learner, update
 
 SAMPLES = {"a": 3, "b": 1, "c": 2, "d": 4}
 CLOVE = CLoVE(k=2)

@@ -28,9 +28,9 @@ from cfl_flare.methods import (
 )
 from cfl_flare.models import MLP
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
-from tests.play import streams_of
-from tests.tiny import LAYOUT, Coin, coin, initial, learner, rounds, update
+from tests.helpers.loop import run_loop
+from tests.helpers.play import streams_of
+from tests.helpers.tiny import LAYOUT, Coin, coin, initial, learner, rounds, update
 
 ONES = Samples(np.ones((4, 1), np.float32), np.array([0, 0, 1, 1]))
 PREDICT = Logits(Coin, ONES)

@@ -20,9 +20,9 @@ from cfl_flare.methods import (
     build_method,
 )
 from cfl_flare.training.ensemble import Served
-from tests.play import assert_same_models, moved, play, sent
-from tests.resumed import run_until
-from tests.tiny import coin, initial, learner
+from tests.helpers.play import assert_same_models, moved, play, sent
+from tests.helpers.resumed import run_until
+from tests.helpers.tiny import coin, initial, learner
 
 KEPT = {"momentum": 0.9, "keep_momentum": True}
 

@@ -46,10 +46,10 @@ from cfl_flare.methods import (
 )
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.results.run_dir import load_run
-from tests.loop import METHOD_LIST
-from tests.play import play
-from tests.resumed import PARTITION, Stopped, assert_same_runs, run_until
-from tests.tiny import Coin, coin, initial, update
+from tests.helpers.loop import METHOD_LIST
+from tests.helpers.play import play
+from tests.helpers.resumed import PARTITION, Stopped, assert_same_runs, run_until
+from tests.helpers.tiny import Coin, coin, initial, update
 
 CON_CKS = (Contrastive(scope="head"), KnowledgeSharing(scope="backbone"))
 

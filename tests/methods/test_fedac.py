@@ -18,12 +18,12 @@ from cfl_flare.results.metrics import measure_round
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
+from tests.helpers.loop import run_loop
+from tests.helpers.play import MODEL, play
+from tests.helpers.tiny import LAYOUT, coin, initial
+from tests.helpers.tiny import learner as coin_learner
 from tests.methods.test_ifca_wecfl import SPLIT, split
 from tests.methods.test_personal import G, backbone, learner
-from tests.play import MODEL, play
-from tests.tiny import LAYOUT, coin, initial
-from tests.tiny import learner as coin_learner
 
 
 def start(method: FedAC) -> ServerState:

@@ -39,9 +39,9 @@ from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import state_metadata, state_of
 from cfl_flare.training.ensemble import Served
 from tests.cli.test_predict import npz
+from tests.helpers.play import assert_same_models, play
+from tests.helpers.tiny import LAYOUT, coin, initial, learner, update
 from tests.methods.test_contract import loop
-from tests.play import assert_same_models, play
-from tests.tiny import LAYOUT, coin, initial, learner, update
 
 # One SGD step with learning rate 1 from (0, 0) on label 0: softmax is (1/2, 1/2), the gradient (-1/2, 1/2).
 STEP = [0.5, -0.5]

@@ -20,10 +20,10 @@ from cfl_flare.methods.state import Assignment, ServerState, Update
 from cfl_flare.report.figures import draw
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
-from tests.play import MODEL, assert_same_models, moved, play, sent
-from tests.tiny import LAYOUT, coin, initial, model, update
-from tests.tiny import rounds as tiny_rounds
+from tests.helpers.loop import run_loop
+from tests.helpers.play import MODEL, assert_same_models, moved, play, sent
+from tests.helpers.tiny import LAYOUT, coin, initial, model, update
+from tests.helpers.tiny import rounds as tiny_rounds
 
 # Two opposed directions; the second pair moves twice as far.
 OPPOSED = {"a": (1, 0), "b": (1, 0.1), "c": (-2, 0), "d": (-2, 0.2)}

@@ -23,8 +23,8 @@ from cfl_flare.models import MLP
 from cfl_flare.training.race import race_models
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification
-from tests.loop import run_loop
-from tests.tiny import coin, initial, learner, update
+from tests.helpers.loop import run_loop
+from tests.helpers.tiny import coin, initial, learner, update
 
 
 def test_starts_k_models_from_k_seeds():

@@ -11,7 +11,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from cfl_flare.cli import main, parser
 from cfl_flare.cli.specs import build_named
@@ -48,8 +47,8 @@ from cfl_flare.training.learner import Learner
 from cfl_flare.training.losses import Pull, Step
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
-from tests.tiny import LAYOUT, coin, initial, learner, update
+from tests.helpers.loop import run_loop
+from tests.helpers.tiny import LAYOUT, NoLinear, coin, initial, learner, update
 
 torch.set_num_threads(1)
 
@@ -681,17 +680,6 @@ def test_methods_that_take_no_penalties(spec, says, penalty):
 
 def test_local_takes_an_empty_list():
     assert Local(penalties=[]).penalties == ()
-
-
-class NoLinear(nn.Module):
-    """A network whose logits come from a convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 10, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x).flatten(1)
 
 
 @pytest.mark.parametrize(

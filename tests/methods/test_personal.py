@@ -27,11 +27,11 @@ from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime
 from cfl_flare.training.runtime import Split as Samples
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
+from tests.helpers.loop import run_loop
+from tests.helpers.play import assert_same_models, moved, play, sent, streams_of
+from tests.helpers.tiny import coin, update
+from tests.helpers.tiny import learner as coin_learner
 from tests.methods.test_ifca_wecfl import SPLIT, Split, split
-from tests.play import assert_same_models, moved, play, sent, streams_of
-from tests.tiny import coin, update
-from tests.tiny import learner as coin_learner
 
 G = 1 / (1 + np.exp(2.0))  # 1 - p0 of the logits (1, -1)
 

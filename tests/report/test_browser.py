@@ -12,7 +12,7 @@ from cfl_flare.report.study import study_report
 from cfl_flare.report.write import run_report, write
 from cfl_flare.results.curves import Curve, Curves, save_curves
 from cfl_flare.results.run_dir import load_run
-from tests.report import made
+from tests.helpers import made
 from tests.report.test_study import hostile as hostile_study
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

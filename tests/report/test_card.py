@@ -19,7 +19,7 @@ from cfl_flare.core.arrays import save_arrays
 from cfl_flare.report.card import show_value
 from cfl_flare.results.bootstrap import BOOTSTRAP
 from cfl_flare.results.run_dir import load_run
-from tests.report import made
+from tests.helpers import made
 
 # Participants a and c are in cluster 0, b and d in cluster 1.
 SAMPLES = {"a": 30, "b": 20, "c": 10, "d": 40}

@@ -26,9 +26,9 @@ from cfl_flare.report.text import told_apart
 from cfl_flare.report.vega import as_json
 from cfl_flare.report.write import LARGEST, REPORT, SECTIONS, run_report, try_to_write, write
 from cfl_flare.results.run_dir import HISTORY, Note, keep_notes, load_run, read_notes
-from tests.report import made
-from tests.report.made import change
-from tests.tiny import rounds
+from tests.helpers import made
+from tests.helpers.made import change
+from tests.helpers.tiny import rounds
 
 NAMES = [f"p{i}" for i in range(6)]
 

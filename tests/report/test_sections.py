@@ -33,9 +33,9 @@ from cfl_flare.results.curves import CURVES, Curve, Curves, save_curves
 from cfl_flare.results.run_dir import Run, load_run
 from cfl_flare.training.bootstrap import drawn_rows, replicates
 from cfl_flare.training.tasks import build_task
-from tests.report import made
-from tests.report.made import change
-from tests.tiny import rounds
+from tests.helpers import made
+from tests.helpers.made import change
+from tests.helpers.tiny import rounds
 
 # ---- Parts ----
 

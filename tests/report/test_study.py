@@ -24,7 +24,7 @@ from cfl_flare.report.study import (
 )
 from cfl_flare.report.write import LARGEST, REPORT, try_to_write
 from cfl_flare.results.study import load_study
-from tests.report import made
+from tests.helpers import made
 from tests.report.test_html import only_text
 
 NAMES = [f"h{i}" for i in range(9)]

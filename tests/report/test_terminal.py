@@ -15,7 +15,7 @@ from cfl_flare.report.table import NAMED, missed_lines, print_whole, results_tab
 from cfl_flare.results.bootstrap import Difference
 from cfl_flare.results.remarks import Missed, missed_rounds
 from cfl_flare.results.run_dir import Run, load_run
-from tests.tiny import rounds
+from tests.helpers.tiny import rounds
 
 # ---- The table ----
 

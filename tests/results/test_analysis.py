@@ -20,7 +20,7 @@ from cfl_flare.engine.task import Result
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, Participant, ServerState, Update, WeCFL
 from cfl_flare.results.analysis import Cosines, analyse, gram
 from cfl_flare.results.run_dir import load_run, read_features
-from tests.tiny import LAYOUT, coin, initial, objective, rounds, update
+from tests.helpers.tiny import LAYOUT, coin, initial, objective, rounds, update
 
 # Two participants of cluster 0, one of cluster 1, none of cluster 2; all started from (0, 0).
 UPDATES = [update("a", 3, "global", 4, 0), update("b", 1, "global", 0, 4), update("c", 2, "global", 0, -5)]

@@ -33,7 +33,7 @@ from cfl_flare.methods import (
 from cfl_flare.report.write import try_to_write
 from cfl_flare.results.store import CHECKSUM, Checkpoint, Store, StoreError, state_metadata, state_of
 from cfl_flare.training.settings import TrainSettings
-from tests.resumed import Stopped, assert_same_runs, run_until
+from tests.helpers.resumed import Stopped, assert_same_runs, run_until
 
 ADAM = TrainSettings(
     **{"lr": 0.01, "local_steps": 3, "optimizer": "adamw", "weight_decay": 0.1, "keep_momentum": True},

@@ -49,8 +49,8 @@ from cfl_flare.results.run_dir import SUMMARY, Run, load_run
 from cfl_flare.training.bootstrap import Replicates, drawn_rows, replicates
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification
-from tests.loop import run_loop
-from tests.play import DATA, MODEL
+from tests.helpers.loop import run_loop
+from tests.helpers.play import DATA, MODEL
 
 NAN = float("nan")
 

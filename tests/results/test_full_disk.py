@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import can_mount, on_small_disk
+from tests.helpers.processes import can_mount, on_small_disk
 
 FILES = """
 import sys
@@ -51,7 +51,7 @@ import logging, sys
 from pathlib import Path
 from cfl_flare.core.errors import CFLError
 from cfl_flare.data import DataConfig, Digits
-from tests.loop import run_loop
+from tests.helpers.loop import run_loop
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import {method}
 from cfl_flare.results.run_dir import load_run
@@ -134,7 +134,7 @@ from cfl_flare.core.errors import PayloadError
 import cfl_flare.engine.round as spool
 from cfl_flare.core.params import Params
 from cfl_flare.methods import Update
-from tests.tiny import coin
+from tests.helpers.tiny import coin
 
 spool.SPOOL_BYTES = 0
 kept = spool.Spool(1)

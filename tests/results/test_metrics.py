@@ -31,9 +31,9 @@ from cfl_flare.results.metrics import (
 from cfl_flare.results.remarks import gain_at_end, improving
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
-from tests.play import MODEL
-from tests.tiny import coin
+from tests.helpers.loop import run_loop
+from tests.helpers.play import MODEL
+from tests.helpers.tiny import coin
 
 STATE = ServerState({"cluster-0": coin(0, 0), "cluster-1": coin(0, 0)}, assignment={"a": 0, "b": 0, "c": 1, "d": 1})
 PEOPLE = {n: Participant(n, n, s) for n, s in zip("abcd", (10, 20, 30, 40))}

@@ -46,8 +46,8 @@ from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.histograms import log_odds, score_counts
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
-from tests.play import DATA, MODEL
+from tests.helpers.loop import run_loop
+from tests.helpers.play import DATA, MODEL
 
 PEOPLE = {name: Participant(name, f"site-{name}", 10) for name in "abcd"}
 GOOD, BAD = np.array([[[4, 0], [0, 4]]], np.int32), np.array([[[0, 4], [4, 0]]], np.int32)

@@ -34,7 +34,7 @@ from cfl_flare.training.losses import RepresentationContrast
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.transforms import ALLOWED, REQUIRED
-from tests.loop import run_loop
+from tests.helpers.loop import run_loop
 
 torch.set_num_threads(1)
 

@@ -25,7 +25,7 @@ from cfl_flare.training.losses import Pull
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
-from tests.tiny import coin, learner
+from tests.helpers.tiny import coin, learner
 
 torch.set_num_threads(1)  # as in a run: such small work only waits for a second thread
 

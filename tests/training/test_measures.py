@@ -27,7 +27,7 @@ from cfl_flare.training.histograms import NARROW, REACH, log_odds, score_counts,
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Binary, Classification, LearningTask, build_task
-from tests.tiny import coin, learner
+from tests.helpers.tiny import coin, learner
 
 # ---- Draws ----
 

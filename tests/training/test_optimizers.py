@@ -24,7 +24,7 @@ from cfl_flare.training.losses import Pull
 from cfl_flare.training.resident import Adam, ResidentModel, optimizer_of
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings, batch_bounds
-from tests.tiny import Coin
+from tests.helpers.tiny import Coin
 from tests.training.test_learner import (
     POINTS,
     Dropping,

@@ -41,7 +41,7 @@ from cfl_flare.training.privacy import (
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.sample_gradients import SampleGradients
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import MODEL, run_loop
+from tests.helpers.loop import MODEL, run_loop
 
 # ---- Another accountant ----
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens first in the processes of a deployment: Python imports this file if its folder is on the path.
 
-A daemon of FLARE's, which starts each job's process, has that forked by the server of `tests.warm`, if there is one.
+A daemon of FLARE starts each job's process. It has that forked by the server of `tests.helpers.warm`, if there is one.
 
 The file that ``CFL_FAULTS`` names makes a site's job process answer wrongly: ``{"3": "TASK_UNKNOWN"}`` by round, or
 ``{"version": "0.0.1"}``, or each round late: ``{"delay": 1}``, seconds. It is read when the process starts.
@@ -67,7 +67,7 @@ if WORKER in sys.orig_argv and said.is_file():
     install(json.loads(said.read_text()))
 
 if os.environ.get("CFL_WARM") and any(daemon in sys.orig_argv for daemon in DAEMONS):
-    from tests import warm
+    from tests.helpers import warm
 
     subprocess.Popen = warm.Popen  # type: ignore[misc]
     os.posix_spawn = not_here  # type: ignore[assignment]

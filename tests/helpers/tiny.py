@@ -30,6 +30,17 @@ class Coin(nn.Module):
         return self.head(x)
 
 
+class NoLinear(nn.Module):
+    """A network whose logits come from a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 10, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).flatten(1)
+
+
 class Biased(Coin):
     """The Coin with a bias. On x = 1 the logits are the weights plus the biases."""
 

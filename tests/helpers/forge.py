@@ -18,7 +18,7 @@ from nvflare.apis.signal import Signal
 
 from cfl_flare.flare import wire
 from cfl_flare.flare.executor import ClusteredExecutor
-from tests.hostile.bench import BINS, EVERYONE, HOSTILE, PEOPLE, samples_of
+from tests.helpers.bench import BINS, EVERYONE, HOSTILE, PEOPLE, samples_of
 
 # Changes an honest answer in place, or gives another one.
 Forgery = Callable[[Shareable], Shareable | None]

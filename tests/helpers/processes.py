@@ -71,7 +71,7 @@ def odd_files(folder: Path, ending: str) -> dict[str, Path]:
 # ---- A disk that is full ----
 
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @cache

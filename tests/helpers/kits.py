@@ -39,7 +39,7 @@ from cfl_flare.flare.policy import SOFTWARE
 from cfl_flare.flare.study.controller import StudyController
 from cfl_flare.flare.study.executor import StudyExecutor
 from cfl_flare.models import Logistic
-from tests.play import MODEL as DIGITS_MODEL
+from tests.helpers.play import MODEL as DIGITS_MODEL
 
 SITE = "site-1"
 MODEL = describe(Logistic((1, 4, 4), 2), "model")

@@ -40,7 +40,7 @@ SHIM = """#!{python}
 import sys
 
 sys.path.insert(0, {root!r})
-from tests.warm import Popen
+from tests.helpers.warm import Popen
 
 sys.exit(abs(Popen([sys.executable, "-c", {code!r}, *sys.argv[1:]]).wait()))
 """
@@ -165,7 +165,7 @@ def write_commands(folder: Path) -> None:
     """Commands ``cfl-flare`` and ``nvflare`` that are forked, for those who type them."""
     folder.mkdir()
     for name, code in zip(("cfl-flare", "nvflare"), COMMANDS):
-        path, root = folder / name, str(Path(__file__).parents[1])
+        path, root = folder / name, str(Path(__file__).parents[2])
         run = f"import sys; {code}; sys.exit(main())"
         path.write_text(SHIM.format(python=sys.executable, root=root, code=run))
         path.chmod(0o755)

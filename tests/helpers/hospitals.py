@@ -37,7 +37,7 @@ from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.models import Logistic
-from tests.flare.kits import kit
+from tests.helpers.kits import kit
 
 flare_decomposers.register()
 common_decomposers.register()

@@ -43,7 +43,7 @@ from cfl_flare.results.curves import CURVES, Curves, load_curves
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
-from tests.flare.kits import kit
+from tests.helpers.kits import kit
 
 flare_decomposers.register()
 common_decomposers.register()

@@ -17,7 +17,7 @@ from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
-from tests.loop import run_loop
+from tests.helpers.loop import run_loop
 
 MODEL = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10, "hidden": [8]}}
 PARTITION = {"partition": "label_permutation", "groups": 2}
