@@ -23,7 +23,7 @@ from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.files import atomic_write, below, make_folder
 from cfl_flare.core.text import plain, shown
 from cfl_flare.data.columns import Columns
-from cfl_flare.data.features import check_columns, encoded, names_of
+from cfl_flare.data.features import check_columns, describe_unknown, encoded, names_of
 from cfl_flare.data.files import expanded, find, read_npz
 from cfl_flare.data.frames import is_table, read_frame
 from cfl_flare.data.images import SUFFIXES, decoded
@@ -172,14 +172,13 @@ def read_rows(data: Path, preparation: Preparation, identifier: str | None = Non
     data, columns = find(str(expanded(str(data))), "predict"), preparation.columns
     identifiers = [] if identifier is None else [identifier]
     texts = [name for name in identifiers if name not in {column.column for column in columns.columns}]
-    frame = read_frame(data, columns.names, columns.absent, columns, as_text=texts)
+    frame = read_frame(data, columns.names, columns.absent, columns, as_text=[*texts, *columns.named])
     if identifier is not None and identifier not in frame:
         raise DataError(f"{data}: no column {shown(identifier)}, which --id names; it has {names_of(frame)}")
     check_columns(frame, columns, str(data), [columns.label or "label", *identifiers])
-    x, others = encoded(frame, columns, str(data))
-    for name, rows in others.items():
-        line = f"{data}: column {name!r}: {rows} of {len(frame)} rows have a category that no site named"
-        print(plain(line), file=sys.stderr)
+    x, _ = encoded(frame, columns, str(data))
+    for line in describe_unknown(frame, columns):
+        print(plain(f"{data}: column {line}"), file=sys.stderr)
     ids = range(len(x)) if identifier is None else frame[identifier].astype(object).fillna("")
     return [plain(str(row)) for row in ids], preparation.apply(x)
 

@@ -30,7 +30,8 @@ from cfl_flare.core.errors import ConfigError, UnfitError
 from cfl_flare.core.files import atomic_write
 from cfl_flare.core.text import plain
 from cfl_flare.data import DataConfig, SiteData
-from cfl_flare.data.columns import FEWEST_ROWS, Columns, agreed
+from cfl_flare.data.agreement import agreed
+from cfl_flare.data.columns import FEWEST_ROWS, Columns
 from cfl_flare.data.table import Table as PatientTable
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import Site

@@ -22,13 +22,11 @@ from cfl_flare.core.config import from_dict, require
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import read_json
 from cfl_flare.core.settings import check_settings
-from cfl_flare.core.shares import capped
 from cfl_flare.core.text import shown
-from cfl_flare.data.classes import check_spelling_of_sites
-from cfl_flare.data.frames import READING, Reading
 from cfl_flare.data.labels import LARGEST
+from cfl_flare.data.reading import Reading
 
-KINDS = ("number", "boolean", "category", "ordinal", "date")
+KINDS = ("number", "boolean", "category", "ordinal", "date", "empty")
 # A column of text with more categories than this is no category but a name, an identifier or free text.
 MOST_CATEGORIES = 64
 MOST_COLUMNS = 100_000
@@ -36,10 +34,6 @@ MOST_TEXT = 500
 MOST_ROWS = 10**9
 # A category of fewer rows at a site is not named to the others.
 FEWEST_ROWS = 5
-# Of three files or more, one has at most this share of the rows by which a common scale is computed.
-SHARE = 0.5
-# Without an agreed range, a file's numbers may spread this many times as far as the widest deviation of the others.
-FAR = 10.0
 A_NAME, TEXTS = f"name, of 1 to {MOST_TEXT} characters", f"texts of 1 to {MOST_TEXT} characters"
 NUMBERS = f"numbers of at most {LARGEST:g} in size"
 
@@ -50,7 +44,8 @@ class Column:
 
     Attributes:
         kind: ``number``; ``boolean``, the second of two categories is 1; ``category``, each of them a feature of 0 or
-            1; ``ordinal``, the place in their order; or ``date``, days since 1970.
+            1; ``ordinal``, the place in their order; or ``date``, days since 1970. In a site's file also ``empty``: no
+            row has a value, and the other sites say what it is.
         categories: as text, in their order; whole numbers without decimals.
         range: the smallest and the largest number that may occur, so that other units are noticed.
         unit: of its numbers, as ``mg/dL``; it must be the same at all sites.
@@ -87,7 +82,10 @@ class Column:
         is_unit = self.unit is None or (_is_name(self.unit) and self.kind == "number")
         self._check("unit", is_unit, f"one of {TEXTS}, of a column of kind number")
         self._check("rows", is_count, f"a whole number from 0 to {MOST_ROWS:,}")
-        count, most = len(self.categories), {"boolean": 2, "number": 0, "date": 0}.get(self.kind, MOST_CATEGORIES)
+        count, most = (
+            len(self.categories),
+            {"boolean": 2, "number": 0, "date": 0, "empty": 0}.get(self.kind, MOST_CATEGORIES),
+        )
         if count > most or (self.kind == "boolean" and count < most):
             wanted = {2: "two", 0: "none; leave them out"}.get(most, f"up to {most}")
             what = f"{count} categories; a column of kind {self.kind} has {wanted}"
@@ -142,7 +140,7 @@ class Columns(Reading):
         names: all columns' names, for a file without a line of names.
         absent: texts that mean that a value is missing, apart from nothing at all; numbers are taken as their text.
 
-    How this site's file is written is said by the settings of `cfl_flare.data.frames.Reading`.
+    How this site's file is written is said by the settings of `cfl_flare.data.reading.Reading`.
     """
 
     columns: tuple[Column, ...]
@@ -204,6 +202,11 @@ class Columns(Reading):
         return [name for column in self.columns for name in column.features]
 
     @property
+    def named(self) -> list[str]:
+        """The columns whose values are names, and so are read as text."""
+        return [column.column for column in self.columns if column.kind in ("boolean", "category", "ordinal")]
+
+    @property
     def places(self) -> Iterator[tuple[Column, slice]]:
         """Each column, and where its features are among all."""
         start = 0
@@ -239,6 +242,9 @@ class Columns(Reading):
         of_categories = ("boolean", "category", "ordinal")
         empty = [c.column for c in self.columns if c.kind in of_categories and not c.categories]
         require(not empty, f"{where}: {shown(empty[:1])} has no categories; name them, or leave the column out")
+        unsaid = [c.column for c in self.columns if c.kind == "empty"]
+        way_out = "name one, put all sites' files together by 'cfl-flare columns', or leave the column out"
+        require(not unsaid, f"{where}: {shown(unsaid[:1])} is empty, and so has no kind; {way_out}")
         return self
 
     def measured(self, x: np.ndarray, fewest: int = 1, patient: np.ndarray | None = None) -> Columns:
@@ -257,106 +263,6 @@ class Columns(Reading):
                     rows, mean, deviation = len(values), float(values.mean()), float(values.std())
             columns.append(replace(column, rows=rows, mean=mean, deviation=deviation))
         return replace(self, columns=tuple(columns))
-
-
-def agreed(sites: Mapping[str, Columns]) -> Columns:
-    """The columns that all sites can use: their categories together, a common mean and deviation of all sites' rows.
-
-    ``sites`` has each site's by a name for messages. A ConfigError if a site lacks a column, or has it of another kind.
-    """
-    require(bool(sites), "columns: no site's; name at least one file")
-    first, model = next(iter(sites.items()))
-    by_site = {site: {c.column: c for c in columns.columns} for site, columns in sites.items()}
-    names = by_site[first]
-    for site, theirs in by_site.items():
-        for name in (name for name in (*names, *theirs) if name not in names or name not in theirs):
-            has, lacks = (first, site) if name in names else (site, first)
-            way_out = "add it there, or let all sites leave it out"
-            raise ConfigError(f"columns: {shown(name)} is at {has} and not at {lacks}; {way_out}")
-    _check_equal(sites, ("label", "positive", "absent"), "columns")  # how a file is written is a site's own matter
-    merged = tuple(_together({site: columns[name] for site, columns in by_site.items()}) for name in names)
-    leave = tuple(dict.fromkeys(name for columns in sites.values() for name in columns.leave))
-    classes = _all_of([columns.classes for columns in sites.values()])
-    check_spelling_of_sites({site: columns.classes for site, columns in sites.items()})
-    alike = {name: {getattr(columns, name) for columns in sites.values()} for name in READING}  # else each site's own
-    reading: dict[str, Any] = {name: values.pop() if len(values) == 1 else None for name, values in alike.items()}
-    return replace(model, columns=merged, classes=classes, leave=leave, **reading)
-
-
-def _check_equal(sites: Mapping[str, Any], names: Iterable[str], where: str) -> None:
-    (first, model), *others = sites.items()
-    for site, other in others:
-        for name in names:
-            mine, theirs = getattr(model, name), getattr(other, name)
-            values = f"{shown(mine)} at {first} and {shown(theirs)} at {site}"
-            require(mine == theirs, f"{where}: {name} is {values}; agree on one")
-
-
-def _together(sites: Mapping[str, Column]) -> Column:
-    sites = {site: _widen_single(column, sites.values()) for site, column in sites.items()}
-    every = list(sites.values())
-    kind, categories, where = every[0].kind, every[0].categories, f"columns: {shown(every[0].column)}"
-    ordered = ("categories",) if kind in ("boolean", "ordinal") else ()
-    _check_equal(sites, ("kind", "range", "unit", *ordered), where)
-    if kind == "category":
-        categories = _all_of([column.categories for column in every])
-        require(bool(categories), f"{where}: no site has a category of enough rows; let all sites leave it out")
-    mean, deviation = _scale(sites, where) if every[0].is_scaled else (None, None)
-    rows, missing = sum(column.rows for column in every), any(column.missing for column in every)
-    return replace(every[0], categories=categories, missing=missing, rows=rows, mean=mean, deviation=deviation)
-
-
-def _widen_single(column: Column, others: Iterable[Column]) -> Column:
-    """A column with one value, or none, as the boolean that it is at another site: all patients there may be women."""
-    if column.kind != "category" or len(column.categories) > 1:
-        return column
-    for other in others:
-        if other.kind == "boolean" and {*column.categories} <= {*other.categories}:
-            return replace(column, kind="boolean", categories=other.categories)
-    return column
-
-
-def _scale(sites: Mapping[str, Column], where: str) -> tuple[float | None, float | None]:
-    """The mean and the deviation of a column over all sites' rows, in which no file has the majority.
-
-    Without an agreed range, a file is refused whose numbers are far from all others.
-    """
-    scales = {
-        site: (column.rows, column.mean, column.deviation or 0.0)
-        for site, column in sites.items()
-        if column.rows and column.mean is not None
-    }
-    for site, (_, mean, deviation) in scales.items():
-        others = [(m, d) for name, (_, m, d) in scales.items() if name != site]
-        reach = FAR * max((d for _, d in others), default=0.0)
-        near = min((abs(mean - m) for m, _ in others), default=0.0)
-        is_near = len(others) < 2 or not reach or sites[site].range is not None or max(near, deviation) <= reach
-        far = f"{site} has mean {mean:g} and deviation {deviation:g}, far from all others"
-        require(is_near, f"{where}: {far}; correct its file, or agree on a range in all files")
-    if not scales:
-        return None, None
-    weights = {site: float(rows) for site, (rows, _, _) in scales.items()}
-    weights = capped(weights, SHARE) if len(weights) > 2 else weights
-    return pooled((weights[site], mean, deviation) for site, (_, mean, deviation) in scales.items())
-
-
-def pooled(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float]:
-    """Mean and deviation of all rows, from the count, mean and deviation of each part.
-
-    >>> pooled([(1, 0.0, 0.0), (3, 4.0, 0.0)])
-    (3.0, 1.7320508075688772)
-    """
-    counts, means, deviations = np.array(list(parts), np.float64).T
-    mean = float(np.average(means, weights=counts))
-    variance = float(np.average(deviations**2 + (means - mean) ** 2, weights=counts))
-    return mean, math.sqrt(variance)
-
-
-def _all_of(named: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """What any site names; in their order if all name the same, as from a study's protocol, else sorted."""
-    if len({*named}) == 1:
-        return named[0]
-    return tuple(sorted({name for names in named for name in names}, key=in_order))
 
 
 def _changed(settings: Column | Columns) -> dict[str, Any]:

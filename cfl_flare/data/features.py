@@ -19,64 +19,19 @@ from cfl_flare.core.errors import ColumnsError, DataError, FileError
 from cfl_flare.core.files import check_memory
 from cfl_flare.core.text import plain, shown
 from cfl_flare.data.classes import number_of, number_words
-from cfl_flare.data.columns import MOST_CATEGORIES, Column, Columns, in_order
-from cfl_flare.data.frames import looks_like
+from cfl_flare.data.columns import Column, Columns
+from cfl_flare.data.frames import is_unnamed
+from cfl_flare.data.kinds import PERCENT
+from cfl_flare.data.spelling import find_near, find_same, list_near
+from cfl_flare.data.values import days, has_percentages, number_booleans, number_events, numbers, simplify_labels, texts
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Pairs of texts, in any case, that are a boolean's: no, yes.
-NO_YES = (("n", "y"), ("no", "yes"), ("false", "true"), ("f", "t"))
-# This many texts are categories in however short a table.
-FEW = 8
-# A message names this many rows.
+# A message names this many rows, or texts.
 FIRST_ROWS = 5
-
-
-def texts(values: pd.Series) -> pd.Series:
-    """The values as text, whole numbers without decimals; None where there is none."""
-
-    def written(value: object) -> str:
-        if isinstance(value, (float, np.floating)) and float(value).is_integer():
-            return str(int(value))
-        text = str(value).strip()
-        is_whole = text.endswith(".0") and text[:-2].lstrip("-").isdigit()  # as another site may have written it
-        return text[:-2] if is_whole else text
-
-    as_text = values.map(written, na_action="ignore").astype(object)
-    return as_text.where(values.notna() & (as_text != ""), None)
-
-
-def numbers(values: pd.Series, where: str) -> np.ndarray:
-    """The values as float64 ``(n,)``, NaN where there is none."""
-    import pandas as pd
-
-    if values.dtype == bool:
-        return values.to_numpy(np.float64)
-    amounts = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    present = (values.notna() & (values.astype(str).str.strip() != "")).to_numpy()
-    if len(words := np.flatnonzero(present & np.isnan(amounts))):
-        reason = f"row {words[0] + 1} holds {str(values.iloc[words[0]])!r} among numbers; fix it, leave the row out, or"
-        reason += " let absent name what means that a value is missing"
-        raise DataError(f"{where}: {looks_like(values.iloc[words]) or reason}")
-    if len(infinite := np.flatnonzero(np.isinf(amounts))):
-        raise DataError(f"{where}: row {infinite[0] + 1} is infinite; fix it or leave the row out")
-    return amounts
-
-
-def days(values: pd.Series, where: str) -> np.ndarray:
-    """Dates, as ISO 8601 has them, as days since 1970 ``(n,)`` float64, NaN where there is none."""
-    import pandas as pd
-
-    dates = values
-    if values.dtype.kind != "M":
-        written = texts(values)
-        dates = pd.to_datetime(written, format="ISO8601", errors="coerce", utc=True)
-        if len(wrong := np.flatnonzero(written.notna() & dates.isna())):
-            reason = f"row {wrong[0] + 1} holds {written.iloc[wrong[0]]!r}, no date; write it like 1996-12-31"
-            raise DataError(f"{where}: {looks_like(written) or reason}")
-    start = pd.Timestamp("1970-01-01", tz=getattr(dates.dt, "tz", None))
-    return ((dates - start) / pd.Timedelta(days=1)).to_numpy(np.float64)
+# A message has this many characters of a list of categories.
+MOST_SHOWN = 200
 
 
 def gaps(frame: pd.DataFrame, columns: Columns) -> list[str]:
@@ -88,55 +43,6 @@ def gaps(frame: pd.DataFrame, columns: Columns) -> list[str]:
     return [*lines, f"missing values: {', '.join(some)}"] if some else lines
 
 
-def inferred(frame: pd.DataFrame, where: str, categories: Collection[str] = (), missing: bool = False) -> Columns:
-    """What the columns of a table that become features seem to hold.
-
-    Numbers are numbers, also where they are codes: ``categories`` names such columns. Text is a boolean if it is yes
-    and no, a date if all of it is, and else categories. With ``missing``, a column in which some values are missing
-    says so in a feature.
-    """
-    if absent := [name for name in categories if name not in frame]:
-        raise DataError(f"{where}: categories names {shown(absent[0])}, which is no feature; it has {names_of(frame)}")
-    columns = []
-    for name in frame:
-        values = frame[name]
-        column = _inferred(name, values, f"{where}: column {shown(name)}", name in categories)
-        if missing and (values.isna().any() if values.dtype.kind in "iuf" else texts(values).isna().any()):
-            column = replace(column, missing=True)
-        columns.append(column)
-    return Columns(tuple(columns))
-
-
-def _inferred(name: str, values: pd.Series, where: str, is_category: bool) -> Column:
-    import pandas as pd
-
-    if values.dtype.kind in "iuf" and not is_category:
-        return Column(name)
-    if values.dtype.kind == "M":
-        return Column(name, "date")
-    written = texts(values).dropna()
-    categories = sorted(written.unique(), key=in_order)
-    if not categories:
-        raise DataError(f"{where}: holds nothing; leave it out with leave=[{name}]")
-    if not is_category:
-        by_lower = {text.lower(): text for text in categories}
-        for pair in NO_YES:
-            if {*by_lower} == {*pair}:
-                upper = categories[0].isupper()
-                return Column(name, "boolean", tuple(by_lower.get(p, p.upper() if upper else p) for p in pair))
-        if hint := looks_like(written):
-            raise DataError(f"{where}: {hint}")
-        if pd.to_numeric(written, errors="coerce").notna().mean() > 0.5:
-            numbers(values, where)
-            return Column(name)
-        if pd.to_datetime(written, format="ISO8601", errors="coerce", utc=True).notna().all():
-            return Column(name, "date")
-    if len(categories) > MOST_CATEGORIES or len(categories) > max(FEW, len(written) / 2):
-        reason = f"holds {len(categories)} different texts in {len(written)} rows, too many for categories"
-        raise DataError(f"{where}: {reason}; leave it out with leave=[{name}]")
-    return Column(name, "category", tuple(categories))
-
-
 def check_columns(frame: pd.DataFrame, columns: Columns, where: str, known: Collection[str]) -> None:
     """Raises a ColumnsError if a table lacks a column of those agreed on, or has one that is not even ``known``."""
     for column in columns.columns:
@@ -144,7 +50,8 @@ def check_columns(frame: pd.DataFrame, columns: Columns, where: str, known: Coll
             name, there = shown(column.column), names_of(frame)
             raise ColumnsError(f"{where}: no column {name}, which the sites agreed on; it has {there}; add it")
     expected = {c.column for c in columns.columns} | {*columns.leave, *known}
-    if new := [name for name in frame if name not in expected]:
+    new = [name for name in frame if name not in expected and not is_unnamed(name)]
+    if new:
         reason = "is new: it is none of those that the sites agreed on; remove it, or name it in leave"
         raise ColumnsError(f"{where}: column {shown(new[0])} {reason}")
 
@@ -185,32 +92,131 @@ def encoded(frame: pd.DataFrame, columns: Columns, where: str) -> tuple[np.ndarr
     if np.isinf(x).any():
         row, place = np.argwhere(np.isinf(x))[0]
         name = shown(columns.features[place])
-        raise DataError(f"{where}: column {name}: row {row + 1} is infinite; fix it or leave the row out")
+        raise DataError(f"{where}: column {name}: row {frame.index[row] + 1} is infinite; fix it or leave the row out")
     return x, {name: rows for name, rows in others.items() if rows}
 
 
 def _block(values: pd.Series, column: Column, where: str) -> tuple[np.ndarray, int]:
     """The features ``(n, d)`` of one column, and how many rows have a category that is not among its own."""
     unknown = 0
-    if column.categories:
-        written = texts(values)
-        place = written.map({category: i for i, category in enumerate(column.categories)})
-        index, absent = place.to_numpy(np.float64, na_value=np.nan), written.isna().to_numpy()
-        unknown = int((np.isnan(index) & ~absent).sum())
-        block = index[:, None]
-        if column.kind == "category":
-            block = (block == np.arange(len(column.categories))).astype(np.float64)
-            block[absent] = np.nan
+    if column.kind == "boolean":
+        block = _read_booleans(values, column, where)
+    elif column.categories:
+        block, unknown = _read_categories(values, column, where)
+    elif column.kind == "date":
+        block = days(values, where)[:, None]
     else:
-        block = (days if column.kind == "date" else numbers)(values, where)[:, None]
-        low, high = column.range or (-np.inf, np.inf)
-        if len(outside := np.flatnonzero((block < low) | (block > high))):
-            value = f"row {outside[0] + 1} holds {values.iloc[outside[0]]}"
-            others = f"{len(outside)} of {len(block)} rows are not in {low:g} to {high:g}"
-            raise DataError(f"{where}: {value}, and {others}; look at the unit, and correct them or the range")
+        block = _read_amounts(values, column, where)
+    low, high = column.range or (-np.inf, np.inf)
+    outside = np.flatnonzero((block < low) | (block > high))
+    if column.range is not None and not column.categories and len(outside):
+        value = f"row {values.index[outside[0]] + 1} holds {values.iloc[outside[0]]}"
+        others = f"{len(outside)} of {len(block)} rows are not in {low:g} to {high:g}"
+        raise DataError(f"{where}: {value}, and {others}; look at the unit, and correct them or the range")
     if column.missing:
         block = np.concatenate((block, np.isnan(block[:, :1]).astype(np.float64)), axis=1)
     return block, unknown
+
+
+def _read_amounts(values: pd.Series, column: Column, where: str) -> np.ndarray:
+    """Numbers ``(n, 1)``; with a percent sign only if this is the agreed unit."""
+    if column.unit != PERCENT and has_percentages(values):
+        example = shown(values.dropna().iloc[0])
+        unit = shown(column.unit)
+        wanted = f"write numbers without it, or agree on the unit {PERCENT!r} at all sites"
+        raise DataError(f"{where}: holds {example}, where the unit that the sites agreed on is {unit}; {wanted}")
+    return numbers(values, where)[:, None]
+
+
+def _read_booleans(values: pd.Series, column: Column, where: str) -> np.ndarray:
+    """Booleans ``(n, 1)``, NaN where there is none; a DataError if a text is neither of the two."""
+    written = texts(values)
+    block = number_booleans(written, column.categories)
+    wrong = written[block.isna() & written.notna()]
+    if len(wrong):
+        no, yes = map(shown, column.categories)
+        reason = f"row {wrong.index[0] + 1} holds {wrong.iloc[0]!r}, which is neither {no} nor {yes}"
+        others = f"{len(wrong)} of {len(written)} rows do"
+        raise DataError(f"{where}: {reason}, and {others}; {_suggest_replacement(wrong.iloc[0], column.categories)}")
+    return block.to_numpy(np.float64)[:, None]
+
+
+def _read_categories(values: pd.Series, column: Column, where: str) -> tuple[np.ndarray, int]:
+    """Categories ``(n, categories)``, or places in an order ``(n, 1)``; and how many rows have an unknown one.
+
+    A text that differs from a category in its spelling only is no other category: it is refused.
+    """
+    written = texts(values)
+    places = written.map({category: place for place, category in enumerate(column.categories)})
+    index = places.to_numpy(np.float64, na_value=np.nan)
+    absent = written.isna().to_numpy()
+    others = written[np.isnan(index) & ~absent]
+    for text, rows in others.value_counts().items():
+        same = find_same(str(text), column.categories)
+        if same is not None:
+            reason = f"{rows} of {len(written)} rows hold {text!r}, where the sites agreed on {same!r}"
+            raise DataError(f"{where}: {reason}; {_suggest_replacement(str(text), column.categories)}")
+    if column.kind == "ordinal":
+        return index[:, None], len(others)
+    block = (index[:, None] == np.arange(len(column.categories))).astype(np.float64)
+    block[absent] = np.nan
+    return block, len(others)
+
+
+def _suggest_replacement(text: str, known: Collection[str]) -> str:
+    near = find_near(text, known)
+    if near is None:
+        return "correct them, name the text in absent if it means that a value is missing, or use replace"
+    return f'write {near!r}, or set replace={{"{text}": "{near}"}}, or in the columns\' file'
+
+
+def count_unknown(frame: pd.DataFrame, columns: Columns) -> dict[str, dict[str, int]]:
+    """Counts the rows with categories that are none of those agreed on.
+
+    Args:
+        frame: the table.
+        columns: what the sites agreed on.
+
+    Returns:
+        By column, how many rows have each other text; columns without such rows are left out.
+    """
+    found = {}
+    for column in columns.columns:
+        if column.kind in ("category", "ordinal"):
+            written = texts(frame[column.column])
+            counts = written[written.notna() & ~written.isin(column.categories)].value_counts()
+            if len(counts):
+                found[column.column] = {str(text): int(rows) for text, rows in counts.items()}
+    return found
+
+
+def describe_unknown(frame: pd.DataFrame, columns: Columns) -> list[str]:
+    """Lines on rows with categories that no other site named, with the categories that were probably meant."""
+    lines = []
+    known = {column.column: column.categories for column in columns.columns}
+    for name, counts in count_unknown(frame, columns).items():
+        rows = sum(counts.values())
+        listed = ", ".join(map(shown, [*counts][:FIRST_ROWS]))
+        advice = "agree on it at all sites, or set replace"
+        near = [f"{shown(text)} may be {shown(other)}" for text, other in list_near(counts, known[name]).items()]
+        if near:
+            advice = f"{', '.join(near[:FIRST_ROWS])}: write it so, or set replace"
+        lines.append(f"{name}: {rows} rows have a category that no other site named ({listed}); {advice}")
+    return lines
+
+
+def check_unknown(frame: pd.DataFrame, columns: Columns, where: str) -> None:
+    """Raises a DataError if most values of a column are categories on which the sites did not agree."""
+    known = {column.column: column.categories for column in columns.columns}
+    for name, counts in count_unknown(frame, columns).items():
+        rows = sum(counts.values())
+        there = int(texts(frame[name]).notna().sum())
+        if rows > there / 2:
+            agreed = plain(", ".join(known[name]), MOST_SHOWN)
+            first = next(iter(counts))
+            reason = f"{rows} of {there} values, such as {shown(first)}, are none of the agreed categories ({agreed})"
+            way_out = _suggest_replacement(first, known[name])
+            raise DataError(f"{where}: column {shown(name)}: {reason}; {way_out}")
 
 
 def counted(frame: pd.DataFrame, column: str, patient: str | None = None) -> pd.Series:
@@ -222,9 +228,14 @@ def counted(frame: pd.DataFrame, column: str, patient: str | None = None) -> pd.
 
 
 def shared(columns: Columns, frame: pd.DataFrame, fewest: int, patient: str | None = None) -> Columns:
-    """Inferred columns as others may see them: with the categories that at least ``fewest`` rows, or patients, have."""
+    """Inferred columns as others may see them: with the categories that at least ``fewest`` rows, or patients, have.
+
+    A column without any value has no kind: other sites know it.
+    """
 
     def of(column: Column) -> Column:
+        if column.kind == "number" and frame[column.column].isna().all():
+            return Column(column.column, "empty", missing=column.missing)
         if column.kind != "category":
             return column
         counts = counted(frame, column.column, patient)
@@ -270,14 +281,14 @@ def outcomes(frame: pd.DataFrame, path: Path, columns: Columns, event: str | Non
     if columns.classes:
         y, names = number_words(texts(labels).to_numpy(), columns.classes, where)
         return Outcomes(y, rows, names)
-    y, names = _classes_or_numbers(labels, where)
+    y, names = _classes_or_numbers(simplify_labels(labels), where)
     if y.dtype.kind == "f" and not rows.all() and (y == np.floor(y)).all() and y.min() >= 0:
         y = y.astype(np.int64)  # class numbers are floats in a column where other rows have no label
     return Outcomes(y, rows, names)
 
 
 def _classes_or_numbers(values: pd.Series, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Words as class numbers with the classes' names, numbers as they are: `samples.read` tells which are classes."""
+    """Words as class numbers with the classes' names, numbers as they are: `reading.read` tells which are classes."""
     if values.dtype.kind in "iub":
         return values.to_numpy(np.int64), ()
     if values.dtype.kind == "f":
@@ -313,9 +324,10 @@ def _times(values: pd.Series, where: str, zero_times: str | None) -> np.ndarray:
 
 def _events(values: pd.Series, where: str) -> np.ndarray:
     """Events as float64: 1 where it happened, 0 where the row was censored."""
-    written = texts(values.astype(int) if values.dtype == bool else values)
-    if len(wrong := np.flatnonzero(~written.isin(("0", "1")))):
+    written, events = texts(values), number_events(values)
+    wrong = np.flatnonzero(events.isna())
+    if len(wrong):
         value = "no value" if written.iloc[wrong[0]] is None else repr(written.iloc[wrong[0]])
         way_out = "write 1 where the event happened, 0 where the row was censored"
-        raise DataError(f"{where}: row {wrong[0] + 1} holds {value}; {way_out}")
-    return written.to_numpy().astype(np.float64)
+        raise DataError(f"{where}: row {values.index[wrong[0]] + 1} holds {value}; {way_out}")
+    return events.to_numpy(np.float64)

@@ -1,111 +1,50 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files of tables as data frames: .csv, .csv.gz, .parquet, and .npz with an array for each column."""
+"""Files of tables as data frames: columns of numbers, dates or texts, by rules that are the same for all files."""
 
 from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import io
 import os
 import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
-from operator import itemgetter
+from lzma import LZMAError
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 
-from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import DataError, FileError
 from cfl_flare.core.files import check_memory, open_regular
-from cfl_flare.core.settings import Bounds, setting
 from cfl_flare.core.text import shown
-from cfl_flare.data.files import MOST_PACKING, MOST_UNPACKED, read_npz
+from cfl_flare.data.cells import simplify_column
+from cfl_flare.data.hints import DAY_OR_MONTH_FIRST, name_setting
+from cfl_flare.data.reading import SEPARATORS, Reading
+from cfl_flare.data.table_files import IN_MEMORY, is_table_name, read_typed, type_of, unpack
+from cfl_flare.data.values import are_percentages, has_codes, parse_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ENDINGS = (".csv", ".csv.gz", ".data", ".parquet")
-# A text file's values take about this many times as much memory as the file.
-TEXT_IN_MEMORY = 10
-# What may separate values, and the decimal mark, by their names.
-SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
-DECIMALS = {"point": ".", "comma": ","}
-# Encodings of text files; codecs of other kinds may need endless time or memory.
-ENCODINGS = r"utf[-_]?(8|16|32)([-_](sig|le|be))?|(cp|windows-)\d+|latin[-_]?\d+|iso[-_]?8859-\d+|koi8-[ru]|ascii"
-ENCODINGS += r"|mac_roman|gb18030|gbk|big5|shift_jis|euc_(jp|kr)"
-DECIMAL_COMMA = r"[+-]?\d*,\d+"
-THOUSANDS = r"[+-]?\d{1,3}(\.\d{3})+(,\d+)?"
-DAY_OR_MONTH_FIRST = r"(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?=$|\D)"
-
-
-def _is_encoding(name: str) -> bool:
-    with suppress(LookupError):
-        return bool(re.fullmatch(ENCODINGS, name.lower()) and codecs.lookup(name))
-    return False
-
-
-def _one_of(named: dict[str, str]) -> Bounds:
-    known = {*named, *named.values()}
-    return Bounds("one of " + ", ".join(f"{name} ({mark!r})" for name, mark in named.items()), known.__contains__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How a table is written, and which of its rows are used: each site's own matter."""
-
-    sep: str | None = setting(
-        None,
-        help="of a text file, what separates values: comma (default), semicolon, tab, bar",
-        bounds=_one_of(SEPARATORS),
-    )
-    decimal: str | None = setting(
-        None, help="of a text file, the decimal mark: point (default), comma", bounds=_one_of(DECIMALS)
-    )
-    encoding: str | None = setting(
-        None,
-        help="of a text file: utf-8 (default), utf-16, cp1252 (Windows in western Europe), latin-1, ...",
-        bounds=Bounds("a text file's encoding, such as utf-8, utf-16, cp1252 or latin-1", _is_encoding),
-    )
-    dayfirst: bool | None = setting(
-        None,
-        help="of dates such as 31/12/1996 the day is first; False: the month is; default: 1996-12-31 alone is a date",
-    )
-    split: str | None = setting(
-        None, help="the column that says train or test of each row, in place of a random share; it is not a feature"
-    )
-    zero_times: str | None = setting(
-        None,
-        help="rows whose time to the event is 0 or less: refuse (default), leave out, or shift those of 0 to half of "
-        "the smallest time above 0",
-        choices=("refuse", "leave", "shift"),
-    )
-
-    def over(self, other: Reading | None) -> Reading:
-        """These settings alone, and the other's where these say nothing."""
-        pairs = ((name, getattr(self, name), getattr(other, name, None)) for name in READING)
-        return Reading(**{name: default if value is None else value for name, value, default in pairs})
-
-    @property
-    def marks(self) -> tuple[str, str]:
-        """What separates values, and the decimal mark."""
-        sep, decimal = self.sep or "comma", self.decimal or "point"
-        return SEPARATORS.get(sep, sep), DECIMALS.get(decimal, decimal)
-
-
-READING = tuple(Reading.__dataclass_fields__)
+DATE_IN_PARTS = re.compile(f"{DAY_OR_MONTH_FIRST}(.*)", re.DOTALL)
+# The names that pandas and R give to a column without a name, which most often has the numbers of rows.
+UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__|\.\.\.\d+")
 
 
 def is_table(path: Path) -> bool:
     """Whether a file is a table by its ending; an .npz file may be one, and is images otherwise."""
-    return path.name.lower().endswith(ENDINGS)
+    return is_table_name(path.name)
+
+
+def is_unnamed(name: str) -> bool:
+    """Whether a column had no name in its file."""
+    return UNNAMED.fullmatch(name) is not None
 
 
 def read_frame(
@@ -115,202 +54,268 @@ def read_frame(
     reading: Reading | None = None,
     as_text: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """The columns of a table, each of numbers, booleans, dates or text; a missing value is NaN.
+    """Reads the columns of a table.
 
-    What is neither .npz nor .parquet is read as CSV. A DataError if it cannot be read, has no rows, or two columns of
-    one name.
+    A file of no known type is read as CSV. A column of text becomes one of numbers if all its values are numbers, and
+    none begins with 0 as codes do. Nothing else is guessed.
 
     Args:
+        path: the file.
         names: the columns' names, for a file without a line of names: one whose first line is no such names.
         absent: texts that mean that a value is missing, apart from nothing at all.
-        as_text: columns of a text file whose values are left as they are written: 007 is no 7.
+        reading: how the file is written.
+        as_text: columns whose values are left as they are written: 007 is no 7.
+
+    Returns:
+        The columns: numbers as int64 or float64, dates with a type of their own, else text; a missing value is NaN. A
+        column without a name is called ``Unnamed: 0``, by its place.
+
+    Raises:
+        DataError: the file cannot be read, has no rows, or two columns of one name.
     """
-    reading, readers = reading or Reading(), {".npz": _of_arrays, ".parquet": _of_parquet}
+    reading = reading or Reading()
+    _check_marks(path, reading)
     try:
         with open_regular(path) as file:
-            if reader := readers.get(path.suffix.lower()):
-                return _with_dates(path, _without(reader(path), absent), reading.dayfirst)
-            is_packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            if not is_packed:
-                check_memory(TEXT_IN_MEMORY * os.fstat(file.fileno()).st_size, str(path))
-            content = _unpacked(path) if is_packed else file.read()
-        check_memory(TEXT_IN_MEMORY * len(content), str(path))
-        frame = _of_text(path, content, names, absent, reading, as_text)
-        return _with_dates(path, frame, reading.dayfirst, as_text)
+            kind = type_of(path, file)
+            if kind is None:
+                frame = _read_text(path, unpack(path, file), names, reading)
+            else:
+                check_memory(IN_MEMORY * os.fstat(file.fileno()).st_size, str(path))
+                frame = read_typed(path, kind, file.read())
+        frame.columns = _name_columns(path, [str(name).strip() for name in frame.columns])
+        return _settle_columns(path, frame, absent, reading, {*as_text})
     except DataError:
         raise
     except FileError as error:
         raise DataError(str(error)) from error
-    except (OSError, EOFError, UnicodeError, zlib.error, csv.Error) as error:
+    except (OSError, EOFError, UnicodeError, zlib.error, csv.Error, LZMAError, BadZipFile) as error:
         encoding = (reading.encoding or "utf-8").upper()
         is_encoding = isinstance(error, UnicodeError)
-        way_out = f"; {_way_to_set('encoding', 'cp1252')} if it was written on Windows" if is_encoding else ""
+        way_out = f"; {name_setting('encoding', 'cp1252')} if it was written on Windows" if is_encoding else ""
         raise DataError(f"{path}: cannot be read as a CSV file in {encoding}: {error}{way_out}") from error
 
 
-def _way_to_set(name: str, value: str) -> str:
-    written = value.lower() if value in ("True", "False") else f'"{value}"'
-    return f'set {name}={value}, or "{name}": {written} in the columns\' file'
+def _check_marks(path: Path, reading: Reading) -> None:
+    if reading.thousands_mark == reading.decimal_mark:
+        both = f"thousands = {reading.thousands!r} is the decimal mark as well"
+        other = "comma" if reading.thousands_mark == "." else "point"
+        raise DataError(f"{path}: {both}; {name_setting('decimal', other)}, or leave thousands out")
 
 
-def _unpacked(path: Path) -> bytes:
-    """The content of a gzip file, which says nothing reliable of its size."""
-    limit = MOST_UNPACKED + MOST_PACKING * os.path.getsize(path)
-    with gzip.open(path) as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        reason = f"holds more than {limit:,} bytes, which no table in a file of this size has"
-        raise DataError(f"{path}: {reason}; unpack it")
-    return content
+def _name_columns(path: Path, names: Sequence[str]) -> list[str]:
+    """The columns' names; one without a name gets the name that pandas gives it, by its place from 0."""
+    named = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
+    _check_unique(path, named)
+    return named
 
 
-def _of_text(
-    path: Path, content: bytes, names: Sequence[str], absent: Sequence[str], reading: Reading, as_text: Sequence[str]
-) -> pd.DataFrame:
+def _read_text(path: Path, content: bytes, names: Sequence[str], reading: Reading) -> pd.DataFrame:
+    """Reads all values of a text file as they are written."""
     import pandas as pd
 
+    check_memory(IN_MEMORY * len(content), str(path))
     has_zeros = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:100]
     if reading.encoding is None and has_zeros:
-        raise DataError(f"{path}: is no UTF-8, but looks like UTF-16; {_way_to_set('encoding', 'utf-16')}")
+        raise DataError(f"{path}: is no UTF-8, but looks like UTF-16; {name_setting('encoding', 'utf-16')}")
     text = content.decode(reading.encoding or "utf-8").removeprefix("\ufeff")
-    header, is_there = _header(path, text, names, reading)
-    sep, decimal = reading.marks
-    frame = pd.read_csv(
+    sep = reading.separator(path)
+    if named := re.match(r"sep=(.)\r?\n", text):  # as Excel writes it
+        text = text[named.end() :]
+        sep = sep if reading.sep else named[1]
+    header, is_there = _read_header(path, text, names, reading, sep)
+    return pd.read_csv(
         io.StringIO(text),
-        names=header,
+        names=list(range(len(header))),
         header=0 if is_there else None,
-        keep_default_na=False,
-        na_values=["", *absent],
-        dtype=dict.fromkeys(as_text, str),
+        dtype=str,
+        na_filter=False,
         sep=sep,
-        decimal=decimal,
         skipinitialspace=True,
         low_memory=False,
-    )
-    for name in frame.select_dtypes(exclude=["number", "bool"]):
-        frame[name] = frame[name].str.strip()
-        values = frame[name].dropna()
-        if decimal == "," and name not in as_text and len(values) and values.str.fullmatch(THOUSANDS).all():
-            where = f"{path}: column {shown(name)}: row {values.index[0] + 1} holds {shown(values.iloc[0])}"
-            raise DataError(f"{where}, where the decimal mark is a comma; write numbers without points")
-    return frame
+    ).set_axis(header, axis=1)
 
 
-def _with_dates(path: Path, frame: pd.DataFrame, dayfirst: bool | None, as_text: Sequence[str] = ()) -> pd.DataFrame:
-    """The table with dates written as 1996-12-31 that begin with the day or the month, if it is known which."""
-    texts = [name for name in frame.select_dtypes(include=["object", "string"]) if name not in as_text]
-    for name in texts if dayfirst is not None else ():
-        parts = frame[name].astype("string").str.extract(f"^{DAY_OR_MONTH_FIRST}(.*)$").dropna()
-        day, month = (parts[i].astype(int) for i in ((0, 1) if dayfirst else (1, 0)))
-        if len(wrong := parts.index[(month > 12) | (day > 31)]):
-            where = f"{path}: column {shown(name)}: row {wrong[0] + 1} holds {shown(frame[name][wrong[0]])}"
-            way_out = _way_to_set("dayfirst", "False" if dayfirst else "True")
-            raise DataError(f"{where}, whose {'month' if dayfirst else 'day'} is not first; {way_out}")
-        month_and_day = month.map("-{:02d}-".format) + day.map("{:02d}".format)
-        if len(parts):
-            frame.loc[parts.index, name] = parts[2] + month_and_day + parts[3]
-    return frame
+# ---- Values ----
 
 
-def looks_like(values: pd.Series) -> str:
-    """What most texts of a column look like that are neither numbers nor ISO dates, with the way out; else empty."""
-    sample = values.dropna().astype(str)
-    for pattern, what, way_out in (
-        (DECIMAL_COMMA, "numbers with a decimal comma", _way_to_set("decimal", "comma")),
-        (DAY_OR_MONTH_FIRST + ".*", "dates", f"{_way_to_set('dayfirst', 'True')}; False where the month is first"),
-    ):
-        alike = sample[sample.str.fullmatch(pattern)]
-        if len(alike) > len(sample) / 2:
-            return f"holds {what}, such as {shown(alike.iloc[0])}; {way_out}"
-    return ""
+def _settle_columns(
+    path: Path, frame: pd.DataFrame, absent: Sequence[str], reading: Reading, as_text: set[str]
+) -> pd.DataFrame:
+    """Makes numbers, dates or texts of all columns."""
+    import pandas as pd
+
+    settled: dict[str, Any] = {}
+    absent_numbers = parse_numbers([text for text in absent if text])
+    absent_numbers = absent_numbers[~np.isnan(absent_numbers)]
+    for place, name in enumerate(frame.columns):
+        where = f"{path}: column {shown(name)}"
+        values = simplify_column(frame.iloc[:, place], where)
+        if isinstance(values, list):
+            cells = _replace_texts(values, reading, where, name in as_text)
+            values = _settle_texts(cells, {*absent}, absent_numbers, name in as_text)
+        elif isinstance(values, np.ndarray) and len(absent_numbers):
+            values = _remove_numbers(values, absent_numbers)
+        settled[name] = values
+    return pd.DataFrame(settled, index=pd.RangeIndex(len(frame)))
 
 
-def _header(path: Path, text: str, names: Sequence[str], reading: Reading) -> tuple[list[str], bool]:
+def _remove_numbers(values: np.ndarray, absent: np.ndarray) -> np.ndarray:
+    missing = np.isin(values, absent)
+    return np.where(missing, np.nan, values) if missing.any() else values
+
+
+def _replace_texts(cells: list[str], reading: Reading, where: str, as_text: bool) -> list[str]:
+    """Texts as they would be with decimal points, ISO dates, and without what is to be replaced."""
+    if not as_text:
+        cells = _write_points(cells, reading, where)
+        if reading.dayfirst is not None:
+            cells = _write_dates(cells, reading.dayfirst, where)
+    if reading.replace:
+        others = {old: str(new) for old, new in reading.replace.items()}
+        cells = [others.get(cell, cell) for cell in cells]
+    return cells
+
+
+def _write_points(cells: list[str], reading: Reading, where: str) -> list[str]:
+    """Numbers with a decimal point and nothing between thousands; other texts as they are."""
+    decimal = reading.decimal_mark
+    thousands = reading.thousands_mark
+    if decimal == "." and not thousands:
+        return cells
+    mark = re.escape(decimal)
+    group = re.escape(thousands)
+    number = rf"\d*{mark}?\d+|\d+{mark}" + (rf"|(0|[1-9]\d{{0,2}})({group}\d{{3}})+({mark}\d+)?" if thousands else "")
+    local = re.compile(rf"[+-]?({number})([eE][+-]?\d+)?\s*%?")
+    written: dict[str, str] = {}
+    others: dict[str, int] = {}
+    there = 0
+    for row, cell in enumerate(cells, start=1):
+        there += bool(cell)
+        if local.fullmatch(cell):
+            bare = _join_thousands(cell, thousands) if thousands else cell
+            written[cell] = bare.replace(decimal, ".")
+        elif cell and decimal == "," and not np.isnan(parse_numbers([cell])[0]):
+            others[cell] = row
+    if others and sum(cell in written or cell in others for cell in cells) > there / 2:
+        cell, row = next(iter(others.items()))
+        way_out = f"write numbers without points, or {name_setting('thousands', 'point')} for points between thousands"
+        raise DataError(f"{where}: row {row} holds {shown(cell)}, where the decimal mark is a comma; {way_out}")
+    return [written.get(cell, cell) for cell in cells]
+
+
+def _join_thousands(cell: str, mark: str) -> str:
+    """A number without the marks between its thousands: 0,978 is 978, and 0744 stays the code that it is."""
+    if mark not in cell:
+        return cell
+    return re.sub(r"^([+-]?)0+(?=\d)", r"\1", cell.replace(mark, ""))
+
+
+def _write_dates(cells: list[str], dayfirst: bool, where: str) -> list[str]:
+    """Dates that begin with the day or the month, written as 1996-12-31."""
+    written = {}
+    for row, cell in enumerate(cells, start=1):
+        found = None if cell in written else DATE_IN_PARTS.fullmatch(cell)
+        if found is None:
+            continue
+        first, second, year, rest = found.groups()
+        day, month = (int(first), int(second)) if dayfirst else (int(second), int(first))
+        if month > 12 or day > 31:
+            reason = f"row {row} holds {shown(cell)}, whose {'month' if dayfirst else 'day'} is not first"
+            raise DataError(f"{where}: {reason}; {name_setting('dayfirst', 'False' if dayfirst else 'True')}")
+        written[cell] = f"{year}-{month:02d}-{day:02d}{rest}"
+    return [written.get(cell, cell) for cell in cells] if written else cells
+
+
+def _settle_texts(cells: list[str], absent: set[str], absent_numbers: np.ndarray, as_text: bool) -> np.ndarray:
+    """A column of text: numbers if all its values are numbers, and else text, NaN where there is none."""
+    if absent:
+        cells = _remove_texts(cells, absent, absent_numbers)
+    there = [cell for cell in cells if cell]
+    if not as_text and not has_codes(there) and not are_percentages(there):
+        amounts = parse_numbers(there)
+        if not np.isnan(amounts).any():
+            return _place_numbers(cells, there, amounts)
+    return np.array([cell or np.nan for cell in cells], dtype=object)
+
+
+def _remove_texts(cells: list[str], absent: set[str], absent_numbers: np.ndarray) -> list[str]:
+    missing = {*absent}
+    if len(absent_numbers):
+        different = sorted({cell for cell in cells if cell})
+        are_absent = np.isin(parse_numbers(different), absent_numbers)
+        missing |= {text for text, gone in zip(different, are_absent) if gone and not has_codes([text])}
+    return ["" if cell in missing else cell for cell in cells]
+
+
+def _place_numbers(cells: list[str], there: list[str], amounts: np.ndarray) -> np.ndarray:
+    """Numbers at their rows: whole ones as int64 if all rows have one, else float64 with NaN."""
+    if len(there) < len(cells):
+        values = np.full(len(cells), np.nan)
+        values[[place for place, cell in enumerate(cells) if cell]] = amounts
+        return values
+    if all(cell.lstrip("+-").isdigit() for cell in there):
+        whole = [int(cell) for cell in there]
+        if max(map(abs, whole), default=0) < 2**63:
+            return np.array(whole, np.int64)
+    return amounts
+
+
+# ---- The line of names ----
+
+
+def _read_header(path: Path, text: str, names: Sequence[str], reading: Reading, sep: str) -> tuple[list[str], bool]:
     """The columns' names, and whether the first line has them.
 
     Pandas would rename two of one name, and fill up rows that are too short.
     """
-    content = csv.reader(io.StringIO(text, newline=""), delimiter=reading.marks[0], strict=True)
+    content = csv.reader(io.StringIO(text, newline=""), delimiter=sep, strict=True)
     rows: Iterator[list[str]] = (row for row in content if row)
-    first = next(rows, [])
-    line = text[:10_000].lstrip().split("\n", 1)[0]
-    other = max(SEPARATORS, key=lambda name: line.count(SEPARATORS[name])) if reading.sep is None else "comma"
-    hint = "" if other == "comma" else f"; {_way_to_set('sep', other)}"
-    if hint and len(first) == 1:
-        times = line.count(SEPARATORS[other])
-        raise DataError(f"{path}: its first line has no comma, but {times} times a {other}{hint}")
-    header = [name.strip() for name in first]
-    is_there = not names or {*names}.issuperset(header)
-    if not is_there:
-        header, rows = list(names), chain([first], rows)
-    _check_unique(path, header)
+    first = [name.strip() for name in next(rows, [])]
+    advice = _suggest_separator(path, text, first, reading, sep)
+    is_there = not names or (any(first) and {*names, ""}.issuperset(first))
+    if is_there:
+        header = _name_columns(path, first)
+        what = f"the header {len(header)} columns"
+    else:
+        header = _name_columns(path, names)
+        what = f"and there are {len(header)} names of columns"
+        rows = chain([first], rows)
     number = 0
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
-            what = f"the header {len(header)} columns" if is_there else f"and there are {len(header)} names of columns"
-            raise DataError(f"{path}: row {number} has {len(row)} values, {what}{hint or '; give each row as many'}")
+            way_out = advice or _suggest_repair(first, row)
+            raise DataError(f"{path}: row {number} has {len(row)} values, {what}; {way_out}")
     if not number:
         raise DataError(f"{path}: no rows; a table has a line of column names and one line per sample")
     return header, is_there
 
 
+def _suggest_separator(path: Path, text: str, first: Sequence[str], reading: Reading, sep: str) -> str:
+    """How to set another separator if the first line has more of it; a DataError if it has no other value."""
+    if reading.sep is not None:
+        return ""
+    line = text[:10_000].lstrip().split("\n", 1)[0]
+    names = {mark: name for name, mark in SEPARATORS.items()}
+    other = max(names, key=line.count)
+    if other == sep or line.count(other) <= line.count(sep):
+        return ""
+    way_out = name_setting("sep", names[other])
+    if len(first) == 1:
+        times = f"{line.count(other)} times a {names[other]}"
+        raise DataError(f"{path}: its first line has no {names.get(sep, sep)}, but {times}; {way_out}")
+    return way_out
+
+
+def _suggest_repair(first: Sequence[str], row: Sequence[str]) -> str:
+    """What to do if a row has more or fewer values than there are names."""
+    if first and first[0].startswith("#"):
+        return "delete the remark in the first line"
+    if len(row) == len(first) + 1:
+        return "name each column; R writes row names without a name, unless it is told row.names=FALSE"
+    return "give each row as many"
+
+
 def _check_unique(path: Path, names: Iterable[str]) -> None:
     if repeated := [name for name, times in Counter(names).items() if times > 1]:
         raise DataError(f"{path}: two columns are called {shown(repeated[0])}; rename one")
-
-
-def _without(frame: pd.DataFrame, absent: Sequence[str]) -> pd.DataFrame:
-    """The table without what means that a value is missing: these texts, and these numbers in columns of numbers."""
-    import pandas as pd
-
-    amounts = pd.to_numeric(pd.Series(list(absent), dtype=object), errors="coerce").dropna().tolist()
-    for name in frame if absent else ():
-        values = frame[name]
-        if values.dtype.kind != "b":
-            frame[name] = values.mask(values.isin(amounts if values.dtype.kind in "iuf" else list(absent)))
-    return frame
-
-
-def _of_parquet(path: Path) -> pd.DataFrame:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise DataError(f"{path}: the package pyarrow is not installed; pip install 'cfl-flare[parquet]'") from error
-    limit = MOST_UNPACKED + MOST_PACKING * os.path.getsize(path)
-    try:
-        file = parquet.ParquetFile(path)
-        size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
-        if size > limit:
-            reason = f"says that it holds {size:,} bytes, which no file of this size does"
-            raise DataError(f"{path}: {reason}; write it again")
-        check_memory(TEXT_IN_MEMORY * size, str(path))
-        frame = file.read().to_pandas()
-    except DataError:
-        raise
-    except Exception as error:  # pyarrow raises errors of many kinds
-        raise DataError(f"{path}: cannot be read as a parquet file ({one_line(error)}); write it again") from error
-    if not len(frame):
-        raise DataError(f"{path}: no rows; a table has one row per sample")
-    frame.columns = frame.columns.map(str)
-    _check_unique(path, frame.columns)
-    return frame
-
-
-def _of_arrays(path: Path) -> pd.DataFrame:
-    """The arrays of an npz file, one of two dimensions as a column for each of its own."""
-    import pandas as pd
-
-    arrays = read_npz(path)
-    lengths = {name: len(values) if values.ndim else 0 for name, values in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        (first, n), (other, m) = min(lengths.items(), key=itemgetter(1)), max(lengths.items(), key=itemgetter(1))
-        raise DataError(f"{path}: {first!r} has {n} rows but {other!r} has {m}; every array is a column of the table")
-    columns: dict[str, np.ndarray] = {}
-    for name, values in arrays.items():
-        flat = values.reshape(len(values), -1)
-        several = flat.shape[1] > 1
-        columns |= {f"{name}.{j}" if several else name: flat[:, j] for j in range(flat.shape[1])}
-    if not columns or not max(lengths.values()):
-        raise DataError(f"{path}: no rows; a table has one array for each column")
-    return pd.DataFrame(columns)

@@ -182,8 +182,8 @@ class SiteData(Wrapped):
     where a patient has several. ``CFL_GROUP`` is the site's group, for the method groups. ``CFL_COLUMNS`` is the file
     with what the sites agreed on of a table's columns. A job whose ``columns`` say something else is refused.
 
-    A table is a .csv, .csv.gz or .parquet file. A folder with a single .npz file, or with nothing but a table, stands
-    for that file, because datasets are always mounted as folders.
+    A table is a text file such as .csv, or a Parquet, Feather, Excel, Stata, SAS, SPSS or JSON file. A folder with a
+    single .npz file, or with nothing but a table, stands for that file, because datasets are always mounted as folders.
 
     The site uses the first of these that is set, which must exist: ``path``; its environment variable ``CFL_DATA``; the
     only dataset that FLARE's container launchers (Docker, Kubernetes, Slurm) mount for the job's study.

@@ -21,23 +21,27 @@ from cfl_flare.data import features
 from cfl_flare.data.classes import CLASS_NAMES, CLASSES_HELP, as_names
 from cfl_flare.data.columns import Columns, as_texts
 from cfl_flare.data.files import find
-from cfl_flare.data.frames import Reading, read_frame
+from cfl_flare.data.frames import is_unnamed, read_frame
+from cfl_flare.data.kinds import FEW, describe_oddities, infer_columns
 from cfl_flare.data.labels import form_of
 from cfl_flare.data.numbering import name_labels, number_codes
 from cfl_flare.data.preparation import Preparation, Scaling
+from cfl_flare.data.reading import Reading
 from cfl_flare.data.samples import NamedSource, Samples
 from cfl_flare.data.splits import split_as_named, split_by_class, split_by_time
 
 if TYPE_CHECKING:
     import pandas as pd
 
+# A name that is a whole number, and would be written in the same way again: 007 is another name than 7.
+WHOLE_NUMBER = r"0|-?[1-9]\d{0,17}"
 # Settings that name columns of different meaning.
 PURPOSES = ("label", "key", "patient", "event", "group", "time", "split")
 
 
 @dataclass(frozen=True)
 class Table(Reading, NamedSource):
-    """Rows of a .csv, .csv.gz or .parquet file, or of an .npz file with one array per column.
+    """Rows of a text file such as .csv, a Parquet, Excel or Stata file, or an .npz file with one array per column.
 
     All columns but those named for another purpose are features: numbers, which each participant scales by its own
     training rows; booleans; text as categories, each a feature of 0 or 1; dates as days. A missing value is filled by
@@ -160,6 +164,7 @@ class Table(Reading, NamedSource):
         path, frame, columns, labels = self._contents
         frame = frame[labels.rows]
         x, _ = features.encoded(frame, columns, str(path))
+        features.check_unknown(frame, columns, str(path))
         owners = self._names(frame, path, self.key, "owner")
         patients = self._names(frame, path, self.patient, "patient")
         notes = owners, self._groups(frame), patients
@@ -195,8 +200,9 @@ class Table(Reading, NamedSource):
     def _frame(self, path: Path) -> tuple[pd.DataFrame, Columns]:
         """The table, and what its columns mean, with all that this source says of them."""
         agreed, leave = self.agreed_columns, tuple(self.leave or ())
-        absent = [*map(str, self.absent or ()), *(agreed.absent if agreed is not None else ())]
-        frame = read_frame(path, agreed.names if agreed is not None else (), absent, self._read)
+        absent = tuple(dict.fromkeys((*map(str, self.absent or ()), *(agreed.absent if agreed is not None else ()))))
+        header = agreed.names if agreed is not None else ()
+        frame = read_frame(path, header, absent, self._read, self._names_read(agreed))
         ways_out = dict.fromkeys((*(self.take or ()), *leave), "take and leave")
         settings = {"label, or CFL_LABEL": self._label(), "key": self.key, "event, or CFL_EVENT": self.event}
         settings |= {"group": self.group, "time": self.time, "split": self._read.split}
@@ -212,32 +218,44 @@ class Table(Reading, NamedSource):
             features.check_columns(frame, agreed, str(path), [*known, *leave])
             columns = agreed
         else:
+            unnamed = [name for name in frame if is_unnamed(name)]
             names = [name for name in self.take or frame if name not in known and name not in leave]
+            names = [name for name in names if self.take is not None or name not in unnamed]
             if not names:
                 there = features.names_of(frame)
                 raise DataError(f"{path}: no column besides {known[0]!r} that could be a feature; it has {there}")
-            columns = features.inferred(frame[names], str(path), self.categories or (), self.missing)
+            columns = infer_columns(frame[names], str(path), self.categories or (), self.missing)
         leave = tuple(dict.fromkeys((*columns.leave, *leave)))
-        columns = replace(columns, label=self._label(), leave=leave, classes=self.agreed_classes)
+        columns = replace(columns, label=self._label(), leave=leave, absent=absent, classes=self.agreed_classes)
         return frame, replace(columns, **asdict(self._read))
+
+    def _names_read(self, agreed: Columns | None) -> list[str]:
+        """The columns whose values are names or codes, and so are read as text from every file."""
+        columns = [self.key, self.patient, self.group, self._read.split, *(self.categories or ())]
+        if agreed is not None:
+            columns += agreed.named
+            columns += [self._label()] if self.agreed_classes else []
+        return [name for name in columns if name is not None]
 
     @staticmethod
     def _names(frame: pd.DataFrame, path: Path, column: str | None, who: str) -> np.ndarray | None:
         """The name of each row's owner, or patient, which is ``who``; None without a column."""
         if column is None:
             return None
-        names = frame[column].to_numpy()
-        if len(missing := np.flatnonzero(features.texts(frame[column]).isna())):
+        names = features.texts(frame[column])
+        missing = np.flatnonzero(names.isna())
+        if len(missing):
             row = frame.index[missing[0]] + 1
             raise DataError(f"{path}: column {column!r}: row {row} has no {who}; fill it in or leave the row out")
-        if names.dtype.kind == "f":
-            raise DataError(f"{path}: column {column!r} holds {names.dtype}; a name is whole numbers or text")
-        return names if names.dtype.kind in "iu" else names.astype(str)
+        if names.str.fullmatch(WHOLE_NUMBER).all():
+            return names.to_numpy().astype(np.int64)  # sorted by their size, and not as text
+        return names.to_numpy().astype(str)
 
     def _groups(self, frame: pd.DataFrame) -> np.ndarray | None:
         if self.group is None:
             return None
-        return np.unique(frame[self.group].to_numpy().astype(str), return_inverse=True)[1].astype(np.int64)
+        groups = features.texts(frame[self.group]).to_numpy().astype(str)
+        return np.unique(groups, return_inverse=True)[1].astype(np.int64)
 
     @property
     def group_label(self) -> str | None:
@@ -280,7 +298,7 @@ class Table(Reading, NamedSource):
     def described(self) -> list[str]:
         path, frame, columns, labels = self._contents
         labelled = frame[labels.rows]
-        _, unknown = features.encoded(labelled, columns, str(path))
+        x, _ = features.encoded(labelled, columns, str(path))
         used = {*(c.column for c in columns.columns), self._label(), *self._others()}
         aside = [name for name in frame if name not in used]
         lines = [f"{len(frame.columns)} columns, {len(columns.features)} features", *(c.line for c in columns.columns)]
@@ -289,10 +307,12 @@ class Table(Reading, NamedSource):
             lines.append(f"{self.patient}: {labelled[self.patient].nunique()} patients, of {len(labelled)} rows")
         if aside:
             lines.append(f"left out: {', '.join(aside)}")
+        names = [name for name in (self.key, self.patient) if name is not None]
+        lines += describe_oddities(labelled, columns, x, names)
         why = ", or a time that is not above 0" if self._read.zero_times == "leave" else ""
         if not labels.rows.all():
             lines.append(f"left out: {int((~labels.rows).sum())} of {len(frame)} rows, which have no label{why}")
-        lines += [f"{name}: {rows} rows have a category that no other site named" for name, rows in unknown.items()]
+        lines += features.describe_unknown(labelled, columns)
         return [*lines, f"class 1, the positive one: {self.positive}"] if self._is_numbered_for_all else lines
 
     @property
@@ -330,7 +350,7 @@ class Table(Reading, NamedSource):
         if labels.names or self.event is not None:
             return labels.names
         every, _ = self._named
-        are_few = form_of(every.y, self.path) == "class" and len(every.classes) <= features.FEW
+        are_few = form_of(every.y, self.path) == "class" and len(every.classes) <= FEW
         return every.classes if are_few else ()
 
     def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation:

@@ -268,7 +268,7 @@ def test_tables_that_are_no_tables(tmp_path: Path, case: str) -> None:
 def test_a_small_file_that_unpacks_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ward.csv.gz"
     path.write_bytes(gzip.compress(b"1,0\n" * 10**6))
-    monkeypatch.setattr("cfl_flare.data.frames.MOST_UNPACKED", 1000)
+    monkeypatch.setattr("cfl_flare.data.table_files.MOST_UNPACKED", 1000)
     with pytest.raises(DataError, match=r"holds more than [\d,]+ bytes, which no table in a file of this size has"):
         Table(str(path)).load()
 

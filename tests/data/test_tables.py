@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, SiteData
-from cfl_flare.data.columns import Column, Columns, agreed, pooled
-from cfl_flare.data.features import encoded, inferred
+from cfl_flare.data.agreement import agreed, pooled
+from cfl_flare.data.columns import Column, Columns
+from cfl_flare.data.features import encoded
+from cfl_flare.data.kinds import infer_columns
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.samples import Samples
 from cfl_flare.data.splits import split_by_class, split_by_time
@@ -146,7 +148,7 @@ def test_parquet_is_read_as_csv_is(tmp_path):
     pytest.importorskip("pyarrow")
     frame = pd.read_csv(written(tmp_path, WARD), parse_dates=["seen"])
     frame.to_parquet(tmp_path / "ward.parquet")
-    columns = inferred(frame.drop(columns=["note", "label"]), "ward")
+    columns = infer_columns(frame.drop(columns=["note", "label"]), "ward")
     text, _ = Table(written(tmp_path, WARD), leave=["note"])._frame(tmp_path / "ward.csv")
     packed, same = Table(str(tmp_path / "ward.parquet"), leave=["note"])._frame(tmp_path / "ward.parquet")
     assert same.columns == columns.columns

@@ -17,7 +17,8 @@ from cfl_flare.cli import main
 from cfl_flare.core.config import build, marked
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, DataSource, SiteData
-from cfl_flare.data.columns import Column, Columns, agreed
+from cfl_flare.data.agreement import agreed
+from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.frames import Reading, read_frame
 from cfl_flare.data.hospitals import FOLDER, STROKE, STROKE_COLUMNS, Heart
 from cfl_flare.data.preparation import CLIP, Preparation, Scaling
