@@ -30,7 +30,7 @@ from cfl_flare.core.errors import ConfigError, UnfitError
 from cfl_flare.core.files import atomic_write
 from cfl_flare.core.text import plain
 from cfl_flare.data import DataConfig, SiteData
-from cfl_flare.data.agreement import agreed
+from cfl_flare.data.agreement import agreed, describe_near
 from cfl_flare.data.columns import FEWEST_ROWS, Columns
 from cfl_flare.data.table import Table as PatientTable
 from cfl_flare.engine.settings import SiteSettings
@@ -47,6 +47,7 @@ from cfl_flare.training.membership import attacks
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.settings import SHADOW_MODELS, TrainSettings
 
+READ_IT = "Read it before you give it to others."
 DATA = "an .npz file in MedMNIST's layout, a folder of images by class, or a source as for 'cfl-flare run'"
 
 
@@ -275,7 +276,7 @@ def check_site(arguments: argparse.Namespace) -> None:
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
     for finding in _findings(arguments):
         findings.append(finding)
-        mark = "[red]fails[/red]" if finding.fatal else "[yellow]look[/yellow]" if finding.way_out else "ok"
+        mark = _mark_finding(finding)
         table.add_row(mark, finding.what, escape(finding.result))
         if finding.way_out:
             table.add_row("", "", f"[bold]{escape(finding.way_out)}[/bold]")
@@ -283,6 +284,14 @@ def check_site(arguments: argparse.Namespace) -> None:
     fatal = sum(f.fatal for f in findings)
     if fatal:
         raise UnfitError(f"{fatal} of {len(findings)} findings would make a job fail at this site")
+
+
+def _mark_finding(finding: check.Finding) -> str:
+    if finding.fatal:
+        return "[red]fails[/red]"
+    if finding.way_out or finding.look:
+        return "[yellow]look[/yellow]"
+    return "ok"
 
 
 def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
@@ -331,13 +340,25 @@ def site_columns(arguments: argparse.Namespace) -> None:
     source = own_source(arguments.data)
     source = source.inner if isinstance(source, SiteData) else source
     if not isinstance(source, PatientTable):
-        way_out = "name a .csv, .csv.gz or .parquet file, or table:path=..."
+        way_out = "name a table's file, such as ward.csv, or table:path=..."
         raise ConfigError(f"--data = {arguments.data!r} is no table; {way_out}")
     out = new_file("--out", arguments.out, ".json")
     write(source.own_columns(arguments.min_rows, arguments.scale), out)
-    scale = ", and of each number how many training rows have one, their mean and deviation" * arguments.scale
-    content = f"{out}: the columns, and categories and classes that {arguments.min_rows} rows or more have{scale}."
-    say(Console(), *source.described(), content, "Read it before you give it to others.")
+    say(Console(), *source.described(), f"{out}: {_describe_content(source, arguments)}", READ_IT)
+
+
+def _describe_content(source: PatientTable, arguments: argparse.Namespace) -> str:
+    """What is in a site's file of columns, and where it is from."""
+    agreed_on = source.agreed_columns
+    enough = f"that {arguments.min_rows} rows or more have"
+    content = f"the columns, and categories and classes {enough}"
+    if agreed_on is not None:
+        content = "the columns and their categories, as the study's file names them"
+        if not agreed_on.classes:
+            content += f", and classes {enough}"
+    if arguments.scale:
+        content += ", and of each number how many training rows have one, their mean and deviation"
+    return f"{content}."
 
 
 def add_columns_options(command: Parser) -> None:
@@ -351,7 +372,8 @@ def columns(arguments: argparse.Namespace) -> None:
     require(len(sites) == len(arguments.files), "columns: a file is named twice; each site has its own")
     agreement = agreed(sites)
     write(agreement, out)
-    say(Console(), *agreement.lines, f"{len(agreement.features)} features of {len(sites)} sites: {out}")
+    summary = f"{len(agreement.features)} features of {len(sites)} sites: {out}"
+    say(Console(), *agreement.lines, *describe_near(sites), summary)
 
 
 def write(columns: Columns, out: Path) -> None:

@@ -63,6 +63,7 @@ class Finding:
     result: str
     way_out: str = ""
     fatal: bool = False
+    look: bool = False  # an operator should look at it, although it names no way out of its own
 
 
 def versions() -> Iterator[Finding]:
@@ -171,7 +172,7 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
             yield Finding("data", f"{path} ({origin})")
         (hosted,) = config.host(source, "this site", 0, 1)
         for line in (*config.described(source), *clipped_line([hosted])):
-            yield Finding("columns", plain(line))
+            yield _finding_of_line(line)
     except CFLError as error:
         yield _failed("data", error)
         return
@@ -204,6 +205,11 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
     yield _model(layout, spec["class_path"].rpartition(".")[2] + ", ")
     yield Finding("training", f"{seconds * 1000:.1f} ms per step of 32 samples on {device}")
     yield disk(state_root, MODELS_ON_DISK * layout.nbytes)
+
+
+def _finding_of_line(line: str) -> Finding:
+    """A line on the columns; one that says what the operator can do, after a semicolon, is a remark."""
+    return Finding("columns", plain(line), look="; " in line)
 
 
 def _model(layout: Layout, name: str = "") -> Finding:

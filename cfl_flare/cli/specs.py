@@ -21,6 +21,7 @@ from cfl_flare.core.files import read_json
 from cfl_flare.core.settings import pick
 from cfl_flare.data import SOURCES, DataConfig, DataSource, SiteData
 from cfl_flare.data.files import expanded, from_here
+from cfl_flare.data.frames import is_table
 from cfl_flare.data.loading import read
 from cfl_flare.data.numbering import as_numbers
 from cfl_flare.data.samples import NamedSource
@@ -52,11 +53,11 @@ def read_source(text: str, here: bool = True) -> DataSource:
             from_here(settings)
         return from_dict(SOURCES[name], settings, f"data {name}")
     hint = f"there are {', '.join(SOURCES)}, a .npz file, or package.Class"
-    if name.endswith(".csv"):
+    if is_table(Path(name)):
         hint = f"write table:path={name},label=COLUMN"
     elif Path(name).is_dir():
         hint = f"write folder:path={name}"
-    require("." in name and "/" not in name and not name.endswith(".csv"), f"data {name!r} is unknown; {hint}")
+    require("." in name and "/" not in name and not is_table(Path(name)), f"data {name!r} is unknown; {hint}")
     return build({"class_path": name, "args": settings}, DataSource, "data")  # type: ignore[type-abstract]
 
 

@@ -14,7 +14,8 @@ from PIL import Image
 
 from cfl_flare.cli import main
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.data.columns import Column, Columns, agreed
+from cfl_flare.data.agreement import agreed
+from cfl_flare.data.columns import Column, Columns
 
 
 def folder(root: Path, names: list[str], count: int = 30) -> Path:
