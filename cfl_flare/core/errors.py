@@ -26,6 +26,7 @@ FAILURES = {
     "model": "its samples or labels do not fit the job's model or task",
     "data": "its data cannot be read, or holds what the job does not take",
     "payload": "what the server sent does not fit there",
+    "diverged": "its training ended with NaN or infinity, so that the learning rate lr should be lower",
     "training": "training or measuring failed there",
     "memory": "it is out of memory",
     "disk": "its disk is full",
@@ -136,6 +137,10 @@ class RunFailedError(CFLError):
 
 class TooFewAnswersError(CFLError):
     """Too many rounds in a row had too few valid results."""
+
+
+class DivergedError(TooFewAnswersError, failure="diverged"):
+    """Training ended with numbers that are not finite."""
 
 
 class UnfitError(CFLError):

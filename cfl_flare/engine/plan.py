@@ -22,6 +22,7 @@ from cfl_flare.methods import Method, build_method
 from cfl_flare.models import NamedArrays
 from cfl_flare.results.metric_names import best_end
 from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.tasks import Regression, describe_task
 
 MEMORY = "rounds between clean-ups of {} memory; 0 for none"
 
@@ -275,7 +276,9 @@ class RunPlan:
             parts["data"] = parts["data"].resolved(data if isinstance(data, DataSource) else reader)
         if not isinstance(training, TrainSettings) and (data is not None or training is not None):
             training = from_dict(TrainSettings, training or {}, "training")
-        training = training and training.over(parts["server"].num_rounds, parts["server"].evaluate_every)
+        if training is not None:
+            training = training.over(parts["server"].num_rounds, parts["server"].evaluate_every)
+            training = scale_outcome(training, data if isinstance(data, DataSource) else reader, parts["data"])
         return cls(
             method=method,
             model=describe_network(model),
@@ -288,6 +291,29 @@ class RunPlan:
 
     def make_model(self) -> nn.Module:
         return build(self.model, nn.Module, "model")
+
+
+def scale_outcome(training: TrainSettings, reader: DataSource | None, data: DataConfig) -> TrainSettings:
+    """Give the task regression the outcome's mean and deviation, of all training samples of a simulation.
+
+    Raises:
+        ConfigError: sites have data of their own, and the settings do not say what the sites agreed on.
+    """
+    if reader is None or as_spec(training.task, "task").get("task") != Regression.name:
+        return training
+    task = training.built_task()
+    assert isinstance(task, Regression)
+    if task.is_scaled:
+        return training
+    require(
+        data.participants is not None,
+        "training: task = 'regression' at real sites learns the outcome scaled, and mean and deviation are not given: "
+        "expected those that the sites agreed on\n"
+        "hint: set task to 'regression:mean=M,deviation=D', or to mean=0,deviation=1 for an outcome near 0",
+    )
+    train, _ = reader.load()
+    task.check_form(train.y, "data")
+    return replace(training, task=describe_task(task.scaled_by(train.y)))
 
 
 def _in_numpy(script: ScriptSettings) -> ScriptSettings:

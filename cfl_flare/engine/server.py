@@ -11,7 +11,7 @@ from typing import Any
 
 from cfl_flare.core.arrays import Archive
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import PayloadError, TooFewAnswersError
+from cfl_flare.core.errors import DivergedError, PayloadError, TooFewAnswersError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.text import shown
@@ -28,6 +28,14 @@ from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import Progress
 from cfl_flare.training.ensemble import Served
+
+# Codes of failures, where the numbers of a model or its loss became too large.
+DIVERGED_CODES = (DivergedError.failure, "non_finite")
+
+
+def is_divergence(reason: str) -> bool:
+    """Whether a participant's failure is that its training diverged."""
+    return any(f"{code}: " in reason for code in DIVERGED_CODES)
 
 
 @dataclass(frozen=True)
@@ -244,6 +252,21 @@ class Server:
         self.round.close()
         return measured
 
+    def _too_few(self, enough: int) -> TooFewAnswersError:
+        """The error of a run whose last rounds had fewer than ``enough`` valid results."""
+        rounds, failures = self.progress.failed_rounds, Counter(self.round.failures.values())
+        diverged = sum(count for reason, count in failures.items() if is_divergence(reason))
+        if 2 * diverged > failures.total():
+            return DivergedError(
+                f"training diverges: {diverged} of {self.round.training} participants sent NaN or infinity, in the last "
+                f"of {rounds} rounds in a row without enough valid results\n"
+                "hint: lower the learning rate lr, or look for outliers in numbers that are not scaled"
+            )
+        return TooFewAnswersError(
+            f"{rounds} rounds in a row had fewer than {enough} valid results; "
+            f"the last reasons: {dict(failures.most_common(5))}"
+        )
+
     def _measure(self) -> RoundMetrics | None:
         """Completes the last round's record with the answers on its models."""
         if self.progress.record is None:
@@ -276,10 +299,7 @@ class Server:
             self.progress.failed_rounds += 1
         most = min(self.settings.max_failed_rounds, self.settings.num_rounds)  # a run fails if all its rounds do
         if self.progress.failed_rounds >= most:
-            raise TooFewAnswersError(
-                f"{self.progress.failed_rounds} rounds in a row had fewer than {enough} valid results; "
-                f"the last reasons: {dict(Counter(self.round.failures.values()).most_common(5))}"
-            )
+            raise self._too_few(enough)
         old, new = before.assignment, self.state.assignment
         moved = sum(name in old and old[name] != cluster for name, cluster in new.items())
         if self.method.clusters_in(self.state):

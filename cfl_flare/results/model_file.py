@@ -23,7 +23,7 @@ from cfl_flare.core.text import plain, shown
 from cfl_flare.models import MODELS as NETWORKS
 from cfl_flare.models import NamedArrays
 from cfl_flare.results.run_dir import MODELS
-from cfl_flare.training.ensemble import Ensemble
+from cfl_flare.training.ensemble import Ensemble, InUnits
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ def read_model(path: Path, model: torch.nn.Module | None = None, imported: bool 
     if model is None:
         model = build(spec, nn.Module, "model")
     if ensemble is not None:
-        link = task_of(meta, path).link if vote == "probabilities" else "softmax"  # a sum is the same with any
+        link = _task_in(meta, path).link if vote == "probabilities" else "softmax"  # a sum is the same with any
         model = Ensemble([copy.deepcopy(model) for _ in range(parts)], vote, link)
     try:
         packed = Layout.of(model).pack(arrays)
@@ -83,7 +83,21 @@ def read_model(path: Path, model: torch.nn.Module | None = None, imported: bool 
         raise PayloadError(error.code, f"{path}: {error}; name the file of a sound model") from error
     resident = ResidentModel(model)
     resident.load(packed)
-    return resident.module.eval()
+    return _in_units(resident.module, meta, path).eval()
+
+
+def _in_units(module: torch.nn.Module, meta: Mapping[str, Any], path: Path) -> torch.nn.Module:
+    """The module, with outputs in the unit of the labels if it learned scaled ones."""
+    from cfl_flare.training.tasks import Regression
+
+    spec = meta.get("task", CLASSES)
+    if not isinstance(spec, dict) or spec.get("task") != Regression.name:
+        return module
+    task = _task_in(meta, path)
+    assert isinstance(task, Regression)
+    if task.mean is None or task.deviation is None:
+        return module
+    return InUnits(module, task.mean, task.deviation)
 
 
 def model_path(folder: Path, slot: str) -> Path:
@@ -128,10 +142,17 @@ def _parts_of(ensemble: Any, arrays: int, path: Path) -> tuple[int, str]:
 def task_of(meta: Mapping[str, Any], path: Path) -> LearningTask:
     """What a file says that its model predicts, one of cfl_flare's own tasks; classes, if it says nothing.
 
+    It is the task of a model that `read_model` has read, whose outputs are in the unit of the labels.
+
     Raises:
         PayloadError: it says something else than a task.
         ConfigError: it names a task of the user's, which is not imported because a file names it.
     """
+    return _task_in(meta, path).in_units()
+
+
+def _task_in(meta: Mapping[str, Any], path: Path) -> LearningTask:
+    """The task as the model was trained for it."""
     from cfl_flare.training.tasks import build_task
 
     spec: Any = meta.get("task", CLASSES)

@@ -110,7 +110,7 @@ def counted(task: LearningTask, name: str, outputs: Tensor, targets: Tensor) -> 
     measure = task.measures[name]
     if not isinstance(measure, CountedMeasure):
         return None
-    return partial(measure.of_counts, compared(measure, outputs, task.link), targets, task)
+    return partial(measure.of_counts, compared(measure, task.unscale(outputs), task.link), targets, task)
 
 
 def replicates(

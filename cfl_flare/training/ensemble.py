@@ -73,6 +73,29 @@ class Ensemble(nn.Module):
         return combined(torch.stack([part(x) for part in self.parts]), self.vote, self.link)
 
 
+class InUnits(nn.Module):
+    """A module that learned a scaled outcome, with outputs in the outcome's unit: ``deviation * network(x) + mean``.
+
+    Args:
+        network: the module, or an ensemble.
+        mean: of the outcome.
+        deviation: of the outcome, above 0.
+    """
+
+    def __init__(self, network: nn.Module, mean: float, deviation: float):
+        super().__init__()
+        self.network = network
+        self.mean = mean
+        self.deviation = deviation
+        first = network.parts[0] if isinstance(network, Ensemble) else network
+        self.input_shape = getattr(first, "input_shape", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs ``(n, 1)`` of samples ``(n, *input_shape)``."""
+        outputs: Tensor = self.network(x)
+        return outputs * self.deviation + self.mean
+
+
 @dataclass(frozen=True)
 class Served:
     """The model, or the ensemble, with which a participant predicts.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cfl_flare.core.errors import AbortedError, ConfigError
+from cfl_flare.core.errors import AbortedError, ConfigError, DivergedError
 from cfl_flare.core.params import Params
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.evaluator import Evaluator
@@ -99,15 +99,25 @@ class Learner(Evaluator):
                     outer()
                 runtime.optimizer.step(self.lr, held)
                 put_back()
+        self.trained = trained = runtime.resident.read()
+        self._check_finite(trained)  # before anything is remembered
         if purpose == "train" and settings.keep_momentum:
             runtime.optimizer.keep(self.memory, held)
-        self.trained = trained = runtime.resident.read()
         if complete is start:
             return trained
         assert runtime.division.private is not None
         if purpose == "train":
             self.memory[PRIVATE] = trained.take(runtime.division.private)
         return trained.take(start.layout)
+
+    def _check_finite(self, trained: Params) -> None:
+        """Raise a DivergedError if a parameter is NaN or infinite; the participant then keeps its earlier models."""
+        parameters = trained.vector[: trained.layout.parameter_size]
+        if not np.isfinite(parameters).all():
+            raise DivergedError(
+                f"{self.participant}: training diverges: parameters are NaN or infinite after round {self.round}\n"
+                f"hint: lower the learning rate lr = {self.lr:g}, or look for outliers in numbers that are not scaled"
+            )
 
     def adapted(self, start: Params, steps: int, lr: float) -> Params:
         """A personal model to predict with (FedDSMIC Alg. 1, Eq. 8): ``start`` after a few plain gradient steps.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,6 +38,8 @@ from cfl_flare.training.measures import (
 
 # Numbers of at most this many different values may be codes of classes.
 FEW_CODES = 20
+# A deviation that is a smaller part of the numbers themselves is none, but rounding.
+SMALLEST_DEVIATION = 1e-9
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,14 @@ class LearningTask(ABC):
         each = [self.losses(outputs[:, i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
         return torch.stack(each, dim=1)
 
+    def unscale(self, outputs: Tensor) -> Tensor:
+        """Outputs in the unit of the labels; a model may have learned scaled labels."""
+        return outputs
+
+    def in_units(self) -> LearningTask:
+        """The task of a model whose outputs are in the unit of the labels, see `unscale`."""
+        return self
+
     def measured(self, outputs: Tensor, targets: Tensor, requested: Iterable[str] = ()) -> dict[str, float]:
         """The measures of a model's outputs ``(n, classes, ...)`` by name: those of `always`, and the requested ones.
 
@@ -151,7 +161,7 @@ class LearningTask(ABC):
         if name == "loss":
             return float(self.loss(outputs, targets))
         measure = self.measures[name]
-        return measure(compared(measure, outputs, self.link), targets, self)
+        return measure(compared(measure, self.unscale(outputs), self.link), targets, self)
 
 
 @dataclass(frozen=True)
@@ -249,7 +259,11 @@ class Multilabel(Findings):
 
 @dataclass(frozen=True)
 class Regression(LearningTask):
-    """A number for each sample, by squared error: one output."""
+    """A number for each sample, by squared error: one output.
+
+    Models learn the outcome scaled, (y - mean) / deviation, so that the default learning rate suits outcomes of any
+    unit. The loss is that of the scaled outcome. Predictions, metrics and exported models are in the outcome's unit.
+    """
 
     name: ClassVar[str] = "regression"
     separable: ClassVar[bool] = True
@@ -260,11 +274,42 @@ class Regression(LearningTask):
     always: ClassVar[tuple[str, ...]] = ("mae", "loss")
     measures: ClassVar[Mapping[str, Measure]] = OF_NUMBERS
 
+    mean: float | None = setting(None, help="of the outcome; default in a simulation: of all training samples")
+    deviation: float | None = setting(None, help="of the outcome, its standard deviation; default as for mean", gt=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        both = (self.mean is None) == (self.deviation is None)
+        require(both, "task regression: mean and deviation scale the outcome together; give both of them, or none")
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether mean and deviation of the outcome are known."""
+        return self.deviation is not None
+
+    def scaled_by(self, y: np.ndarray) -> Regression:
+        """The task with the mean and deviation of some labels ``(n,)``, the deviation 1 if they are all equal."""
+        values = np.asarray(y, np.float64)
+        deviation = float(values.std())
+        if deviation <= SMALLEST_DEVIATION * float(np.abs(values).max()):
+            deviation = 1.0
+        return replace(self, mean=float(values.mean()), deviation=deviation)
+
+    def unscale(self, outputs: Tensor) -> Tensor:
+        if self.mean is None or self.deviation is None:
+            return outputs
+        return outputs * self.deviation + self.mean
+
+    def in_units(self) -> Regression:
+        return replace(self, mean=None, deviation=None)
+
     def check_form(self, y: np.ndarray, where: str) -> None:
         if form_of(y, where) != "class":  # classes are numbers as well
             super().check_form(y, where)
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+        if self.mean is not None and self.deviation is not None:
+            targets = (targets - self.mean) / self.deviation
         return F.mse_loss(outputs[:, 0], targets)
 
 

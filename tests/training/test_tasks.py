@@ -255,6 +255,26 @@ def test_measures_of_numbers_are_scikit_learns():
     assert measured["r2"] == pytest.approx(sk.r2_score(y, outputs[:, 0]), rel=1e-6)
 
 
+def test_scaled_outcomes_are_measured_in_their_unit():
+    """Mean 10 and deviation 4: outputs 0, 1 and -0.5 are 10, 14 and 8; the labels 12, 14 and 2 are 0.5, 1 and -2."""
+    task = build_task("regression:mean=10,deviation=4")
+    outputs = torch.tensor([[0.0], [1.0], [-0.5]])
+    measured = task.measured(outputs, torch.tensor([12.0, 14.0, 2.0]), ("rmse",))
+    assert measured["loss"] == pytest.approx((0.5**2 + 0 + 1.5**2) / 3)
+    assert measured["mae"] == pytest.approx((2 + 0 + 6) / 3)
+    assert measured["rmse"] == pytest.approx(((2**2 + 0 + 6**2) / 3) ** 0.5)
+    assert task.in_units() == Regression()
+
+
+def test_an_outcome_is_scaled_by_labels():
+    """Of 1, 3 and 8, the mean is 4 and the variance (9 + 1 + 16) / 3. Equal labels have no deviation."""
+    scaled = Regression().scaled_by(np.array([1.0, 3.0, 8.0]))
+    assert (scaled.mean, scaled.deviation) == (4.0, pytest.approx((26 / 3) ** 0.5))
+    assert Regression().scaled_by(np.array([5.0, 5.0])) == Regression(mean=5.0, deviation=1.0)
+    with pytest.raises(ConfigError, match="mean and deviation scale the outcome together; give both"):
+        Regression(mean=1.0)
+
+
 def test_measures_of_masks_are_scikit_learns():
     outputs, targets, y = sample_of("segmentation")
     found = outputs.argmax(1).numpy()

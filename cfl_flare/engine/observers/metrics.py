@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
 
+from cfl_flare.core.errors import DivergedError
 from cfl_flare.core.text import shown
 from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
 from cfl_flare.engine.task import MAX_METRIC, MAX_METRICS, is_metric_name, is_number
@@ -70,7 +71,8 @@ def check_metrics(answer: Any, request: Asked, prefixes: Sequence[str], ranges: 
         request.require(wanted, f"it was not asked to measure {shown(key)}")
         low, high = range_of(str(measure), ranges)
         limits = f"should be a number in [{low:g}, {high:g}]"
-        request.require(is_number(value, low, high), f"{key} = {shown(value)} {limits}")
+        code = DivergedError.failure if measure == "loss" else "metric"
+        request.require(is_number(value, low, high), f"{key} = {shown(value)} {limits}", code)
 
 
 def range_of(measure: str, ranges: Ranges) -> tuple[float, float]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from cfl_flare.clustering.gap import NUMBER
 from cfl_flare.core.config import from_dict, require, unmarked
-from cfl_flare.core.errors import RunFailedError
+from cfl_flare.core.errors import DivergedError, RunFailedError
 from cfl_flare.core.text import plain
+from cfl_flare.engine.server import is_divergence
 from cfl_flare.engine.study.candidates import Candidate, search_candidate, search_rounds
 from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, read_lines
 from cfl_flare.results.study import STUDY, Verdict, load_study
@@ -41,6 +42,11 @@ class Search:
         folder = out / candidate.name
         records = [line for line in read_lines(folder / ROUNDS) if NUMBER in line]
         if not records:
+            reasons = [reason for line in read_lines(folder / ROUNDS) for reason in line.get("failed", {}).values()]
+            if any(map(is_divergence, reasons)):
+                raise DivergedError(
+                    "study: training diverges before the number of clusters is found\nhint: lower the learning rate lr"
+                )
             raise RunFailedError("study: too few participants answered to find the number of clusters; start it again")
         last = [line for line in read_lines(folder / ASSIGNMENTS) if line["round"] == records[-1]["round"]]
         assignment = {line["participant"]: line["cluster"] for line in last if line["cluster"] is not None}
