@@ -91,7 +91,7 @@ def run_names(methods: Sequence[Method]) -> list[str]:
 
 def add_partition_options(command: Parser) -> None:
     options.add_data(command, "digits")
-    unused = ("indicator_samples", "unseen", "validation", "measured_on", "without")
+    unused = ("indicator_samples", "unseen", "train_groups", "validation", "measured_on", "without")
     add_settings(command, DataConfig, without=unused, derived=options.SIMULATED_AS)
     command.add_argument("--show", action="store_true", help="list every participant")
     command.add_argument("--figure", metavar="FILE", help="draw label counts by participant (thesis Fig. A.1-A.4)")

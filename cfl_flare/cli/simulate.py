@@ -86,10 +86,10 @@ def simulate(
         with Display(console, list(plans), plan.server.num_rounds, metric) as display:
             run_all(display)
         for folder in (out / name for name in plans):
-            if plan.data.unseen:
+            if plan.data.holds_back:
                 failures = onboard_unseen(folder, plan.reader)["failed"].values()
                 say(console, *(f"could not join: {reason}" for reason in failures), style="yellow")
-            reported = not simulation.loop and not plan.data.unseen  # by the job itself, before newcomers join
+            reported = not simulation.loop and not plan.data.holds_back  # by the job itself, before newcomers join
             if not reported and (failure := write.try_to_write(folder)) is not None:
                 say(console, failure, style="yellow")
             runs.append(load_run(folder))

@@ -56,7 +56,7 @@ def add_study_options(command: Parser) -> None:
     groups = "also compare given groups: by a column of the table, or data for a simulation's own; with --job, a JSON "
     what.add_argument("--groups", metavar="COLUMN", help=groups + "file that gives each site's group")
     options.add_data(what, None, shown="digits, or site with --job")
-    without = ("seed", "indicator_samples", "unseen", "measured_on")
+    without = ("seed", "indicator_samples", "unseen", "train_groups", "measured_on")
     add_settings(what, DataConfig, without=without, derived=options.SIMULATED_AS, validation=0.25)
     execution = command.add_argument_group("how it is run")
     execution.add_argument("--out", metavar="DIR", help="where results go; default: cfl-studies/<time>")

@@ -70,6 +70,11 @@ class DataConfig:
     unseen: float | int = setting(
         0, help="participants held back from training, to join afterwards: share or count", bounds=UNSEEN
     )
+    train_groups: tuple[int, ...] | None = setting(
+        None,
+        help="to simulate: participants of these true groups train, as 0,1 of heterogeneity_tiers; the others join "
+        "afterwards",
+    )
     without: tuple[str, ...] = setting((), help="to simulate: participants that take no part, by their names")
     repeated_patients: Literal["refuse", "first", "drop", "allow"] = setting("refuse", help=CHOICES_HELP)
     owners: Sequence[str] = ()  # no setting: it is in the data
@@ -105,6 +110,7 @@ class DataConfig:
         require(not self.unseen or self.participants is not None, f"data: {reason}; {way_out}")
         reason = f"unseen = {self.unseen} leaves none of {self.participants} participants to train"
         require(not self.unseen or bool(self.names), f"data: {reason}; hold back fewer")
+        self._other_groups()
 
     def check_public(self, source: DataSource | None) -> None:
         """Raises a ConfigError if a site's own data would be dealt out: the sizes of its parts tell its labels."""
@@ -112,6 +118,29 @@ class DataConfig:
         way_out = "leave participants and partition out, as each real site is one participant"
         is_dealt = self.partition is not None and source is not None and not source.public
         require(not is_dealt, f"data: {reason}; that is for simulations: {way_out}")
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether participants are held back from training."""
+        return bool(self.unseen) or self.train_groups is not None
+
+    def _other_groups(self) -> set[int]:
+        """The indices of the participants whose true group does not train.
+
+        Raises:
+            ConfigError: a group is not there, or the partition has none.
+        """
+        if self.train_groups is None:
+            return set()
+        where = f"data: train_groups = {list(self.train_groups)}"
+        rule = None if self.partition is None else build_partition(self.partition)
+        truth = [] if rule is None else rule.truth(self.participants or 0)
+        groups = sorted({group for group in truth if group is not None})
+        require(bool(groups), f"{where}: the partition has no groups that are known in advance; leave it out")
+        there = ", ".join(map(str, groups))
+        known = bool(self.train_groups) and {*self.train_groups} <= {*groups}
+        require(known, f"{where}: the groups are {there}; name some of them")
+        return {i for i, group in enumerate(truth) if group not in self.train_groups}
 
     @property
     def _natural(self) -> bool:
@@ -137,7 +166,7 @@ class DataConfig:
     def who_trains(self) -> str:
         """How many participants of a simulation train, for messages: ``participants = 24``."""
         every = f"participants = {self.participants}"
-        return f"the {len(self.names)} of {every} that train" if self.unseen or self.without else every
+        return f"the {len(self.names)} of {every} that train" if self.holds_back or self.without else every
 
     def _indices(self, unseen: bool) -> list[int]:
         """The indices of the participants that are held back, or of the others; they depend on the seed alone."""
@@ -145,6 +174,7 @@ class DataConfig:
         is_share = isinstance(self.unseen, float) and self.unseen > 0
         unseen_count = max(1, round(self.unseen * count)) if is_share else int(self.unseen)
         held_back = set(stream(self.seed, "unseen").permutation(count)[:unseen_count].tolist())
+        held_back |= self._other_groups()
         absent = {i for i, name in enumerate(self._everyone) if name in self.without}
         return [i for i in range(count) if (i in held_back) == unseen and i not in absent]
 
@@ -179,7 +209,7 @@ class DataConfig:
 
     def newcomers(self, source: DataSource) -> list[ParticipantData]:
         """A simulation's participants that are held back from training."""
-        return self._people(source, self._indices(unseen=True)) if self.unseen else []
+        return self._people(source, self._indices(unseen=True)) if self.holds_back else []
 
     def _people(self, source: DataSource, indices: Sequence[int]) -> list[ParticipantData]:
         rule, train, test, deal = self._deal(source)

@@ -14,6 +14,7 @@ import numpy as np
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import DataError
+from cfl_flare.core.seeds import stream
 from cfl_flare.core.settings import setting
 from cfl_flare.data.files import authorised, find_root
 from cfl_flare.data.loading import checked
@@ -46,6 +47,10 @@ class Torchvision(NamedSource):
 
     root: str | None = setting(None, help="folder that holds the set's folder; default $CFL_DATA_ROOT")
     download: bool = setting(False, help="download the set if it is not there")
+    samples: int | None = setting(
+        None, help="so many training and test samples together, drawn by sample_seed; default: all", ge=2
+    )
+    sample_seed: int = setting(0, help="seed of the draw of samples", ge=0)
 
     def load(self) -> tuple[Samples, Samples]:
         from torchvision import datasets
@@ -57,13 +62,37 @@ class Torchvision(NamedSource):
             reader = getattr(datasets, type(self).__name__)
             sets = [reader(str(root), train=train, **self._options()) for train in (True, False)]
         splits = (Samples.of_images(where, np.asarray(s.data), np.asarray(s.targets)) for s in sets)
-        return checked(tuple(map(self._upright, splits)), where)
+        train, test = checked(tuple(map(self._upright, splits)), where)
+        return subset((train, test), self.samples, self.sample_seed, where)
 
     def _options(self) -> dict[str, Any]:
         return {"download": self.download}
 
     def _upright(self, samples: Samples) -> Samples:
         return samples
+
+
+def subset(splits: tuple[Samples, Samples], samples: int | None, seed: int, where: str) -> tuple[Samples, Samples]:
+    """Draw some of a set's samples without replacement; the ratio of the splits stays.
+
+    Args:
+        splits: training and test samples.
+        samples: of both splits together; None for all.
+        seed: of the draw.
+        where: the source, for errors.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    if samples is None:
+        return splits
+    train, test = splits
+    total = len(train) + len(test)
+    require(samples <= total, f"{where}: samples = {samples} exceeds the {total} samples; lower it")
+    of_training = min(max(1, round(samples * len(train) / total)), samples - 1)
+    rows = stream(seed, "subset", "train").permutation(len(train))[:of_training]
+    test_rows = stream(seed, "subset", "test").permutation(len(test))[: samples - of_training]
+    return train.take(np.sort(rows)), test.take(np.sort(test_rows))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from cfl_flare.core.settings import setting
 from cfl_flare.core.text import shown
 from cfl_flare.data.classes import CLASS_NAMES, CLASSES_HELP, as_names, check_names, number_words, numbers_of, order_of
 from cfl_flare.data.columns import Columns
+from cfl_flare.data.femnist import FEMNIST
 from cfl_flare.data.files import expanded, find, read_npz, reading_within
 from cfl_flare.data.frames import is_table
 from cfl_flare.data.hospitals import Heart, Stroke
@@ -303,5 +304,5 @@ class SiteData(Wrapped):
 
 
 OWN = (Digits, Npz, SiteData, Folder, Table, Stroke, Heart)
-PUBLIC_IMAGES = (MNIST, FashionMNIST, EMNIST, CIFAR10, CIFAR100, MedMNIST)
+PUBLIC_IMAGES = (MNIST, FashionMNIST, EMNIST, FEMNIST, CIFAR10, CIFAR100, MedMNIST)
 SOURCES: dict[str, type[DataSource]] = {source.name: source for source in (*OWN, *PUBLIC_IMAGES)}

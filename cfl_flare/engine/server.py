@@ -258,7 +258,7 @@ class Server:
         diverged = sum(count for reason, count in failures.items() if is_divergence(reason))
         if 2 * diverged > failures.total():
             return DivergedError(
-                f"training diverges: {diverged} of {self.round.training} participants sent NaN or infinity, in the last "
+                f"training diverges: {diverged} of {self.round.training} participants sent NaN or infinity in the last "
                 f"of {rounds} rounds in a row without enough valid results\n"
                 "hint: lower the learning rate lr, or look for outliers in numbers that are not scaled"
             )

@@ -48,6 +48,7 @@ CLASSES = (
     "cfl_flare.flare.study.controller.StudyController",
     "cfl_flare.flare.study.executor.StudyExecutor",
     "cfl_flare.flare.tracking.ServerRun",
+    "cfl_flare.data.femnist.FEMNIST",
     "cfl_flare.data.hospitals.Heart",
     "cfl_flare.data.hospitals.Stroke",
     "cfl_flare.data.images.Folder",

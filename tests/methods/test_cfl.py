@@ -352,7 +352,7 @@ def test_the_silhouette_says_how_many_clusters_there_are(archive):
 
 
 def test_the_first_clustering_avoids_a_local_optimum(archive):
-    """40 random gradients, 8 clusters: 10 and 20 starts of k-means end at 9.585, 100 and 400 starts at 9.189."""
+    """Of 40 random gradients and 8 clusters, 10 or 20 starts of k-means end at 9.585, 100 or 400 starts at 9.189."""
     gradients = np.random.default_rng(0).normal(size=(40, 2))
     updates = [Update(f"p{i}", 1, {"criterion-0": coin(*row)}) for i, row in enumerate(gradients)]
     method = CFLGP(k=8)

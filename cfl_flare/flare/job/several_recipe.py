@@ -38,7 +38,7 @@ OF_STUDY = (StudySettings, *(kind for place, kind in CONCERNS.items() if place n
 # Settings of one run that candidates do not share, or that would give away what a study keeps back.
 NOT_IN_STUDY = (
     *("private", "initial_ckpt", "exclude_vars", "site_sums"),
-    *("stop_cond", "patience", "cross_site_evaluation", "keep_features", "unseen", "measured_on"),
+    *("stop_cond", "patience", "cross_site_evaluation", "keep_features", "unseen", "train_groups", "measured_on"),
     *settings_of(*(CONCERNS[place] for place in OF_SCRIPTS)),
 )
 
