@@ -70,10 +70,10 @@ class DataConfig:
     unseen: float | int = setting(
         0, help="participants held back from training, to join afterwards: share or count", bounds=UNSEEN
     )
-    train_groups: tuple[int, ...] | None = setting(
-        None,
-        help="to simulate: participants of these true groups train, as 0,1 of heterogeneity_tiers; the others join "
-        "afterwards",
+    train_groups: tuple[int, ...] = setting(
+        (),
+        help="to simulate: only participants of these true groups train, such as 0 and 1 of heterogeneity_tiers; the "
+        "others join afterwards",
     )
     without: tuple[str, ...] = setting((), help="to simulate: participants that take no part, by their names")
     repeated_patients: Literal["refuse", "first", "drop", "allow"] = setting("refuse", help=CHOICES_HELP)
@@ -122,7 +122,7 @@ class DataConfig:
     @property
     def holds_back(self) -> bool:
         """Whether participants are held back from training."""
-        return bool(self.unseen) or self.train_groups is not None
+        return bool(self.unseen or self.train_groups)
 
     def _other_groups(self) -> set[int]:
         """The indices of the participants whose true group does not train.
@@ -130,7 +130,7 @@ class DataConfig:
         Raises:
             ConfigError: a group is not there, or the partition has none.
         """
-        if self.train_groups is None:
+        if not self.train_groups:
             return set()
         where = f"data: train_groups = {list(self.train_groups)}"
         rule = None if self.partition is None else build_partition(self.partition)
@@ -138,7 +138,7 @@ class DataConfig:
         groups = sorted({group for group in truth if group is not None})
         require(bool(groups), f"{where}: the partition has no groups that are known in advance; leave it out")
         there = ", ".join(map(str, groups))
-        known = bool(self.train_groups) and {*self.train_groups} <= {*groups}
+        known = {*self.train_groups} <= {*groups}
         require(known, f"{where}: the groups are {there}; name some of them")
         return {i for i, group in enumerate(truth) if group not in self.train_groups}
 
