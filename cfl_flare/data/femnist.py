@@ -17,7 +17,8 @@ from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import setting
 from cfl_flare.core.text import shown
 from cfl_flare.data.files import authorised, entries, find_root
-from cfl_flare.data.samples import NamedSource, Samples, checked
+from cfl_flare.data.loading import checked
+from cfl_flare.data.samples import NamedSource, Samples
 
 # Height and width of a character, and the number of classes: digits, upper case and lower case letters.
 SIDE = 28
