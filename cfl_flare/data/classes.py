@@ -19,12 +19,12 @@ import difflib
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from cfl_flare.core.errors import ConfigError, DataError
+from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import Bounds
 from cfl_flare.core.text import plain, shown
 
@@ -167,20 +167,6 @@ def check_spelling(names: Sequence[str], where: str) -> None:
             both = f"the classes {shown(other)} and {shown(name)} differ in case, spaces or hyphens only"
             way_out = "write one class in one way, or list both in classes if they are different classes"
             raise DataError(f"{where}: {both}; {way_out}")
-
-
-def check_spelling_of_sites(classes: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises a ConfigError if two sites write one class in two ways.
-
-    Two classes that one site lists itself are two classes, however close they are.
-    """
-    first: dict[str, tuple[str, str]] = {}
-    for site, names in classes.items():
-        for name in names:
-            other, place = first.setdefault(spell_alike(name), (name, site))
-            if other != name and other not in names:
-                both = f"{shown(other)} at {place} and {shown(name)} at {site} differ in case, spaces or hyphens only"
-                raise ConfigError(f"columns: the classes {both}; write a class in one way at all sites")
 
 
 def number_words(labels: np.ndarray, classes: Sequence[str], where: str) -> tuple[np.ndarray, tuple[str, ...]]:
