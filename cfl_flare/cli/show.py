@@ -72,7 +72,7 @@ def _figures(folder: Path, runs: list[Run]) -> list[Path]:
 
 
 def add_report_options(command: Parser) -> None:
-    of_what = "folder of a study, of a run, one with several runs below it, or a site's own folder of a run"
+    of_what = "folder of a study, of a run, or one with several runs below it"
     command.add_argument("run", help=of_what)
     first = "of several runs the folder of that with which the others are compared; default: the first by name"
     command.add_argument("--against", metavar="NAME", help=first)

@@ -1,11 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Who is with whom: by similarity, in a plane and a tree of the features, or by how often two shared a cluster."""
+"""Who is with whom: by the similarity of features, or by how often two participants shared a cluster."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -13,12 +14,10 @@ from cfl_flare.core.errors import PayloadError
 from cfl_flare.report import vega
 from cfl_flare.report.page import Plot, Section, Table, View, cluster_label, thinned
 from cfl_flare.report.text import finite, number
-from cfl_flare.results.run_dir import read_features
+from cfl_flare.results.run_dir import Features, read_features
 
 # Participants in a matrix: with more, a cell is smaller than a finger.
 CELLS = 60
-# Those in the plane and the tree.
-LEAVES = 200
 # The most rounds of which common clusters are counted.
 ROUNDS = 1000
 
@@ -34,31 +33,42 @@ def _of_features(view: View) -> Section:
     """From the Gram matrix of the last round that was kept."""
     file = view.run.feature_files[-1]
     features = read_features(file)
-    gram, n = features.gram, len(features.participants)
-    square = gram.ndim == 2 and gram.shape[0] == gram.shape[1] >= n and len(features.clusters) == n > 0
-    if not square or not np.isfinite(gram).all():
-        raise PayloadError("damaged_file", f"{file}: no finite square of inner products; copy it again")
-    similar = cosines(gram[:n, :n])
+    count = len(features.participants)
+    similar = cosines(_read_gram(file, features))
+
+    # Participants in the order of their clusters, so that clusters are blocks of the matrix.
     known = [i for i, name in enumerate(features.participants) if name in view.shown and np.isfinite(similar[i, i])]
     known.sort(key=lambda i: features.clusters[i])
     names = [view.shown[features.participants[i]] for i in known]
-    clusters, similar = [features.clusters[i] for i in known], similar[np.ix_(known, known)]
-    cells, leaves = (thinned(range(len(known)), most) for most in (CELLS, LEAVES))
-    left_out = f"{n - len(known)} participants are left out: their features are zeros, or the summary lacks them."
-    drawn = f"The matrix has {len(cells)}, the plane and the tree {len(leaves)} of {len(known)} participants."
-    notes = [left_out] * (len(known) < n) + [drawn] * (len(cells) < len(known))
+    clusters = [features.clusters[i] for i in known]
+    similar = similar[np.ix_(known, known)]
+
+    notes = []
+    if len(known) < count:
+        left_out = count - len(known)
+        notes.append(f"{left_out} participants are left out: their features are zeros, or the summary lacks them.")
+    if len(known) > CELLS:
+        notes.append(f"The matrix has {CELLS} of {len(known)} participants.")
     text = (
         f"Features are what the method clusters by; these are of round {features.round + 1}, the last one kept, "
-        f"of the {n} participants that took part in it. Similarity is the cosine of two participants' features."
+        f"of the {count} participants that took part in it. Similarity is the cosine of two participants' features."
     )
+    cells = thinned(range(len(known)), CELLS)
+    # The scale's lower end is the lowest similarity, rounded down to a tenth.
     lowest = math.floor(10 * float(similar[np.ix_(cells, cells)].min(initial=0.9))) / 10
-    plots = [_matrix(names, clusters, similar, "cosine similarity", max(-1, lowest))]
-    if len(leaves) > 2:
-        labels, groups = [names[i] for i in leaves], [cluster_label(clusters[i]) for i in leaves]
-        colour = vega.colour([cluster_label(k) for k in sorted({clusters[i] for i in leaves})])
-        shown = similar[np.ix_(leaves, leaves)]
-        plots += [_plane(labels, groups, shown, colour), _tree(labels, groups, shown, colour)]
-    return Section("Who is with whom", text=[text], plots=plots, notes=notes)
+    plot = _matrix(names, clusters, similar, "cosine similarity", max(-1, lowest))
+    return Section("Who is with whom", text=[text], plots=[plot], notes=notes)
+
+
+def _read_gram(file: Path, features: Features) -> np.ndarray:
+    """The participants' inner products ``(n, n)``; a PayloadError if the file holds something else."""
+    gram = features.gram
+    count = len(features.participants)
+    is_square = gram.ndim == 2 and gram.shape[0] == gram.shape[1] >= count
+    is_complete = is_square and len(features.clusters) == count > 0
+    if not is_complete or not np.isfinite(gram).all():
+        raise PayloadError("damaged_file", f"{file}: no finite square of inner products; copy it again")
+    return gram[:count, :count]
 
 
 def _of_rounds(view: View) -> Section | None:
@@ -73,8 +83,8 @@ def _of_rounds(view: View) -> Section | None:
     both, same = present @ present.T, sum(member @ member.T for member in members)
     together = np.where(both > 0, same / np.maximum(both, 1), np.nan)
     text = (
-        "The share of rounds in which two participants were in the same cluster. A run with keep_features also has "
-        "their similarity, a plane and a tree here."
+        "The share of rounds in which two participants were in the same cluster. A run with keep_features has their "
+        "similarity here instead."
     )
     clusters = [view.clusters[name] for name in order]
     plot = _matrix([view.shown[name] for name in order], clusters, together, "share of rounds", 0)
@@ -129,70 +139,6 @@ def _neighbours(names: Sequence[str], clusters: Clusters, similar: np.ndarray) -
     return Table(("participant", "cluster", "mean in its cluster", "mean with others", "nearest"), rows)
 
 
-def _plane(names: Sequence[str], groups: Sequence[str], similar: np.ndarray, colour: vega.Spec) -> Plot:
-    points, shares = plane(similar)
-    rows = [
-        {"x": finite(float(x), 3), "y": finite(float(y), 3), "name": name, "c": group}
-        for name, group, (x, y) in zip(names, groups, points)
-    ]
-    axes = {
-        channel: vega.quantity(channel, f"axis {n} ({share:.0%} of the spread)", zero=False)
-        for n, (channel, share) in enumerate(zip("xy", shares), 1)
-    }
-    spec = {
-        "height": 340,
-        "data": {"values": rows},
-        "params": vega.CHOSEN,
-        "mark": {"type": "point", "filled": True, "size": 60, "opacity": 0.85},
-        "encoding": {
-            **axes,
-            "color": colour,
-            "opacity": {"condition": {"param": "chosen", "value": 0.85}, "value": 0.1},
-            "tooltip": vega.tips(name="participant", c="in"),
-        },
-    }
-    text = (
-        "Classical multidimensional scaling of the cosine similarities: participants that are near are alike, and the "
-        f"two axes show {sum(shares):.0%} of how they differ; what the plane leaves out may separate them all the same."
-    )
-    table = [[name, group, number(row["x"]), number(row["y"])] for name, group, row in zip(names, groups, rows)]
-    return Plot("Participants in a plane", text, spec, Table(("participant", "cluster", "axis 1", "axis 2"), table))
-
-
-def _tree(names: Sequence[str], groups: Sequence[str], similar: np.ndarray, colour: vega.Spec) -> Plot:
-    leaves, joints, heights = tree(similar)
-    corners = [
-        {"j": j, "n": k, "x": finite(x), "y": finite(y, 3)}
-        for j, joint in enumerate(joints)
-        for k, (x, y) in enumerate(zip(*joint))
-    ]
-    ends = [
-        {"x": x, "y": 0, "name": names[leaf], "c": groups[leaf], "v": finite(height, 3)}
-        for x, (leaf, height) in enumerate(zip(leaves, heights))
-    ]
-    axes = {
-        "x": {"field": "x", "type": "quantitative", "axis": None, "scale": {"domain": [-0.5, len(ends) - 0.5]}},
-        "y": vega.quantity("y", "1 - cosine similarity"),
-    }
-    branches = {
-        "data": {"values": corners},
-        "mark": {"type": "line", "color": "currentColor", "opacity": 0.6, "strokeWidth": 1.2, "aria": False},
-        "encoding": {**axes, "detail": {"field": "j"}, "order": {"field": "n"}},
-    }
-    points = {
-        "data": {"values": ends},
-        "mark": {"type": "point", "filled": True, "size": 50, "opacity": 1},
-        "encoding": {**axes, "color": colour, "tooltip": vega.tips(name="participant", c="in", v="joined at")},
-    }
-    text = (
-        "Average linkage: two branches join at the height of the mean distance between their participants. "
-        "Groups that are real join far above the joints inside them."
-    )
-    table = [[names[leaf], groups[leaf], number(end["v"])] for leaf, end in zip(leaves, ends)]
-    columns = ("participant, from left to right", "cluster", "distance at which it is joined")
-    return Plot("A tree of the participants", text, {"height": 260, "layer": [branches, points]}, Table(columns, table))
-
-
 def cosines(gram: np.ndarray) -> np.ndarray:
     """Cosine similarities ``(n, n)`` from inner products; NaN in the rows and columns of a vector of zeros.
 
@@ -204,40 +150,3 @@ def cosines(gram: np.ndarray) -> np.ndarray:
     lengths = np.where(squares > 0, np.sqrt(np.maximum(squares, 0)), np.nan)
     similar: np.ndarray = np.clip(gram / lengths[:, None] / lengths[None, :], -1, 1)
     return similar
-
-
-def plane(similar: np.ndarray) -> tuple[np.ndarray, list[float]]:
-    """Classical multidimensional scaling: points in a plane whose inner products are nearest to the centred ones.
-
-    Of finite inner products ``(n, n)``, n > 1: points ``(n, 2)``, each axis turned so that its largest coordinate is
-    positive, and each axis' share.
-
-    >>> points, shares = plane(np.array([[1.0, -1.0], [-1.0, 1.0]]))
-    >>> np.abs(points).round(3).tolist(), shares
-    ([[1.0, 0.0], [1.0, 0.0]], [1.0, 0.0])
-    """
-    centring = np.eye(len(similar)) - 1 / len(similar)
-    values, vectors = np.linalg.eigh(centring @ similar.astype(np.float64) @ centring)
-    values = np.maximum(values, 0)
-    axes, lengths = vectors[:, :-3:-1], values[:-3:-1]
-    signs = np.sign(axes[np.abs(axes).argmax(axis=0), [0, 1]])
-    return axes * signs * np.sqrt(lengths), (lengths / (values.sum() or 1.0)).tolist()
-
-
-def tree(similar: np.ndarray) -> tuple[list[int], list[tuple[list[float], list[float]]], list[float]]:
-    """Average linkage of the distances 1 - cosine, from finite similarities ``(n, n)`` of at least two.
-
-    The leaves from left to right; of each joint the four corners, leaves at 0, 1, ...; and of each leaf, in its order,
-    the distance at which it is first joined.
-    """
-    from scipy.cluster.hierarchy import dendrogram, linkage
-    from scipy.spatial.distance import squareform
-
-    apart = np.maximum(1 - (similar + similar.T) / 2, 0)
-    np.fill_diagonal(apart, 0)
-    joints = linkage(squareform(apart, checks=False), "average")
-    drawn = dendrogram(joints, no_plot=True)
-    n = len(similar)
-    first = {int(leaf): float(height) for a, b, height, _ in joints[::-1] for leaf in (a, b) if leaf < n}
-    corners = [([(x - 5) / 10 for x in xs], list(ys)) for xs, ys in zip(drawn["icoord"], drawn["dcoord"])]
-    return drawn["leaves"], corners, [first[leaf] for leaf in drawn["leaves"]]

@@ -16,11 +16,10 @@ from cfl_flare.report.facts import failures, head, participants, settings
 from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.report.measures import convergence, cross_site, discrimination, traffic
 from cfl_flare.report.page import Section, View, page, sections
-from cfl_flare.report.site import site_report
 from cfl_flare.report.study import study_report
 from cfl_flare.report.text import cut
 from cfl_flare.report.who import who
-from cfl_flare.results.run_dir import HISTORY, SUMMARY, Run, find_runs, load_run
+from cfl_flare.results.run_dir import SUMMARY, Run, find_runs, load_run
 from cfl_flare.results.study import STUDY
 
 REPORT = "report.html"
@@ -39,10 +38,10 @@ def run_report(run: Run) -> str:
 
 
 def write_reports(folder: Path, out: Path | None = None, against: str | None = None) -> list[Path]:
-    """Writes the report of a study, a run, several runs compared, or a site's own history, and returns the files.
+    """Writes the report of a study, a run, or several runs compared, and returns the files.
 
     Args:
-        folder: a study's, a run's, one with runs below it, or a site's of a run, below its state root.
+        folder: a study's, a run's, or one with runs below it.
         out: the file for the study's or the run's report, or for the comparison alone; by default each run's stands
             next to its summary, and the others are in the folder.
         against: the folder, below the first one, of the run that the others are compared with; by default the first.
@@ -54,8 +53,6 @@ def write_reports(folder: Path, out: Path | None = None, against: str | None = N
     if (folder / STUDY).is_file():
         require(against is None, f"--against = {against!r} is for several runs, and {folder} is a study; leave it out")
         return [write(study_report(folder), out or folder / REPORT)]
-    if site := site_folder(folder):
-        return [write(site_report(site), out or site / REPORT)]
     runs = [load_run(folder)] if (folder / SUMMARY).is_file() else find_runs(folder)
     if against is not None:
         names = [str(run.folder.relative_to(folder)) for run in runs]
@@ -65,15 +62,6 @@ def write_reports(folder: Path, out: Path | None = None, against: str | None = N
         return [write(run_report(runs[0]), out or runs[0].folder / REPORT)]
     files = [] if out else [write(run_report(run), run.folder / REPORT) for run in runs]
     return [*files, write(comparison_report(runs, folder), out or folder / REPORT)]
-
-
-def site_folder(folder: Path) -> Path | None:
-    """The folder in which a site keeps its history of a run: this one, or the only one in it; None if there is none."""
-    if (folder / SUMMARY).is_file():
-        return None
-    sites = [path.parent for path in (folder / HISTORY, *sorted(folder.glob(f"*/{HISTORY}"))) if path.is_file()]
-    require(len(sites) < 2, f"{folder} holds the histories of {len(sites)} sites; name the folder of one")
-    return sites[0] if sites else None
 
 
 def try_to_write(folder: Path, runs: Sequence[Run] = ()) -> str | None:

@@ -132,14 +132,6 @@ ASSIGNMENT_FIELDS: schema.Fields = {
     "participant": schema.text,
     "cluster": schema.maybe(schema.count),
 }
-NOTE_FIELDS: schema.Fields = {
-    "round": schema.count,
-    "participant": schema.text,
-    "models": schema.list_of(schema.text),
-    **dict.fromkeys(("trained", "last"), schema.flag),
-    "failed": schema.maybe(schema.text),
-    "metrics": schema.dict_of(schema.number),
-}
 
 
 @dataclass(frozen=True)
@@ -314,7 +306,3 @@ def keep_notes(folder: Path, number: int, notes: Sequence[Note], first: bool) ->
     if first:
         cut_lines(folder / HISTORY, number)
     append(folder / HISTORY, "".join(json.dumps(asdict(note)) + "\n" for note in notes))
-
-
-def read_notes(folder: Path) -> list[Note]:
-    return [Note(**{name: line[name] for name in NOTE_FIELDS}) for line in checked_lines(folder / HISTORY, NOTE_FIELDS)]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -28,7 +29,7 @@ from cfl_flare.flare.attendance import FETCHES, LONGEST_STEP, SILENCE, START, At
 from cfl_flare.flare.compat import HeldRequests, fail_undecodable, room_for_answers
 from cfl_flare.flare.site_run import RoundTask, SiteRun
 from cfl_flare.methods import FedAvg, Local, Update, build_method
-from cfl_flare.results.run_dir import Note, read_notes
+from cfl_flare.results.run_dir import HISTORY, Note, read_lines
 from cfl_flare.results.store import Store
 from cfl_flare.training.runtime import PRIVATE
 from cfl_flare.training.settings import TrainSettings
@@ -404,11 +405,11 @@ def test_a_site_keeps_what_it_measured_each_round(stores):
     tasks = {"a": Task(("cluster-1",), True, True), "b": Task(("cluster-0", "global"), True, False)}
     results = [Result("a", update, {"metrics": {"served_accuracy": 0.5}}), Result("b", error="memory")]
     run.note(RoundTask(0, tasks, {}, None, False), results, True, None)
-    folder = stores / "run" / "site"
-    assert read_notes(folder) == [
+    notes = [
         Note(0, "a", ["cluster-1"], True, None, {"served_accuracy": 0.5}),
         Note(0, "b", ["cluster-0", "global"], False, "memory", {}),
     ]
+    assert read_lines(stores / "run" / "site" / HISTORY) == [asdict(note) for note in notes]
 
 
 def test_a_history_that_cannot_be_written_fails_no_round(stores, caplog):

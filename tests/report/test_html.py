@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The page of runs and of a site: nothing in their files gets out of its place, and the command writes it."""
+"""The page of runs: nothing in their files gets out of its place, and the command writes it."""
 
 import base64
 import hashlib
@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 from cfl_flare.cli import main
 from cfl_flare.core.errors import ConfigError, FileError, NoPlotsError
 from cfl_flare.methods import FedAvg, WeCFL
-from cfl_flare.report import site, vega
+from cfl_flare.report import vega
 from cfl_flare.report.comparison import Runs, comparison_report, result
 from cfl_flare.report.page import Section, Table, View, page
-from cfl_flare.report.site import SiteHistory
 from cfl_flare.report.text import told_apart
 from cfl_flare.report.vega import as_json
 from cfl_flare.report.write import LARGEST, REPORT, SECTIONS, run_report, try_to_write, write
-from cfl_flare.results.run_dir import HISTORY, Note, keep_notes, load_run, read_notes
+from cfl_flare.results.run_dir import load_run
 from tests.helpers import made
 from tests.helpers.made import change
 from tests.helpers.tiny import rounds
@@ -172,7 +171,7 @@ def test_a_run_of_500_participants_and_200_rounds_fits(tmp_path):
     notes = [note for make in SECTIONS if (section := make(view)) is not None for note in section.notes]
     text = run_report(load_run(folder))
     assert len(text.encode()) < LARGEST and "do not allow this part" not in text
-    assert any("60, the plane and the tree 200 of 500" in note for note in notes)
+    assert any("The matrix has 60 of 500 participants." in note for note in notes)
     assert any("100 of 200 rounds are drawn" in note for note in notes)
     assert any("10 largest clusters" in note for note in notes)
 
@@ -280,51 +279,6 @@ def test_what_draws_is_asked_for_where_it_is_missing(monkeypatch, tmp_path):
     vega.script.cache_clear()
     with pytest.raises(ConfigError, match=r"no_such_module_here.*pip install vl-convert-python"):
         vega.script()
-
-
-# A site's own report.
-
-
-def keep(folder, names=("a", "b"), rounds=4):
-    """Participants that are sent cluster-0, the last one cluster-1 from the second round on; it fails in the third."""
-    for number in range(rounds):
-        notes = [
-            Note(number, name, [f"cluster-{int(name == names[-1] and number > 0)}"], number < rounds - 1,
-                 "training" if (name, number) == (names[-1], 2) else None,
-                 {"served_loss": 1.0, "served_accuracy": 0.5 + number / 10} if number else {})
-            for name in names
-        ]  # fmt: skip
-        keep_notes(folder, number, notes, first=number == 0)
-    return folder
-
-
-def test_a_site_sees_what_was_measured_what_it_was_sent_and_what_failed(tmp_path):
-    history = SiteHistory(read_notes(keep(tmp_path)))
-    ((_, last),) = site.result(history).tables
-    assert last.columns == ["participant", "rounds trained", "after round", "accuracy"]
-    assert last.rows == [["a", "3", "3", "0.800"], ["b", "3", "3", "0.800"]]
-    (accuracy,) = site.measures(history).plots
-    assert accuracy.table.rows == [["1", "0.600", "0.600"], ["2", "0.700", "0.700"], ["3", "0.800", "0.800"]]
-    (sent,) = site.models(history).plots
-    assert sent.table.rows == [["a", "cluster-0", "4"], ["b", "cluster-0", "1"], ["b", "cluster-1", "3"]]
-    assert site.failures(history).tables[0][1].rows == [["b", "training", "1"]]
-
-
-def test_a_site_s_names_are_text(tmp_path):
-    text = site.site_report(keep(tmp_path, made.HOSTILE)).replace(vega.script(), "")
-    assert "<img" not in text and "</script><script>d" not in text and "do not allow this part" not in text
-
-
-def test_the_command_finds_the_site_s_folder(tmp_path, capsys):
-    keep(tmp_path / "run" / "site-1")
-    assert main(["report", str(tmp_path / "run")]) == 0
-    assert capsys.readouterr().out.split() == [str(tmp_path / "run" / "site-1" / REPORT)]
-    keep(tmp_path / "run" / "site-2")
-    assert main(["report", str(tmp_path / "run")]) == 2
-    assert "the histories of 2 sites; name the folder of one" in capsys.readouterr().err
-    (tmp_path / "run" / "site-2" / HISTORY).write_text("")
-    assert main(["report", str(tmp_path / "run" / "site-2")]) == 2
-    assert "has no line yet" in capsys.readouterr().err
 
 
 def test_the_script_is_made_once_and_kept_for_all_reports(monkeypatch, tmp_path):

@@ -3,7 +3,6 @@
 """The parts and figures of a run's report: what each says and leaves out, and the mathematics behind them."""
 
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from cfl_flare.report.figures import FIGURES, draw, draw_comparison, draw_partit
 from cfl_flare.report.measures import convergence, cross_site, discrimination
 from cfl_flare.report.page import Section, View, file, sections, thinned
 from cfl_flare.report.table import results_table
-from cfl_flare.report.who import cosines, plane, tree, who
+from cfl_flare.report.who import cosines, who
 from cfl_flare.report.write import run_report
 from cfl_flare.results.bootstrap import interval
 from cfl_flare.results.curves import CURVES, Curve, Curves, save_curves
@@ -189,10 +188,9 @@ def test_similarities_come_from_the_last_features_that_were_kept(tmp_path):
     made.features(folder, NAMES)
     section = who(view(folder))
     assert "of round 3" in section.text[0]
-    matrix, points, branches = section.plots
+    (matrix,) = section.plots
     nearest = {row[0]: row[4] for row in matrix.table.rows}
     assert all(int(a[1]) % 2 == int(b[1]) % 2 for a, b in nearest.items())
-    assert len(points.spec["data"]["values"]) == 6 and len(branches.spec["layer"][0]["data"]["values"]) == 5 * 4
 
 
 def test_features_of_zeros_are_left_out_and_said(tmp_path):
@@ -264,15 +262,6 @@ def test_a_part_that_fails_leaves_the_others():
 # The mathematics.
 
 
-@given(st.integers(2, 8), st.integers(1, 5), st.integers(0, 2**32 - 1))
-def test_the_plane_keeps_distances_that_fit_into_it(n, d, seed):
-    points = np.random.default_rng(seed).normal(size=(n, min(d, 2)))
-    found, shares = plane(points @ points.T)
-    apart = np.linalg.norm(points[:, None] - points[None], axis=2)
-    assert np.allclose(np.linalg.norm(found[:, None] - found[None], axis=2), apart, atol=1e-6)
-    assert math.isclose(sum(shares), 1.0, abs_tol=1e-9)
-
-
 @given(st.lists(st.floats(0.01, 100), min_size=4, max_size=4))
 def test_cosines_do_not_see_lengths(lengths):
     directions = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [-1.0, 0.0]])
@@ -283,14 +272,6 @@ def test_cosines_do_not_see_lengths(lengths):
 def test_a_vector_of_zeros_has_no_similarity():
     found = cosines(np.diag([1.0, 0.0]))
     assert found[0, 0] == 1 and np.isnan(found[1]).all() and np.isnan(found[:, 1]).all()
-
-
-def test_the_tree_joins_by_mean_distance():
-    similar = np.array([[1.0, 0.2, 0.9], [0.2, 1.0, 0.4], [0.9, 0.4, 1.0]])  # 0 and 2 at 0.1; 1 at (0.8 + 0.6) / 2
-    leaves, joints, heights = tree(similar)
-    assert sorted(leaves) == [0, 1, 2]
-    assert {leaf: round(height, 9) for leaf, height in zip(leaves, heights)} == {0: 0.1, 2: 0.1, 1: 0.7}
-    assert sorted(round(max(ys), 9) for _, ys in joints) == [0.1, 0.7]
 
 
 @given(st.integers(2, 50), st.integers(0, 200))
