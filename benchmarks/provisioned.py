@@ -18,6 +18,7 @@ import contextlib
 import io
 import json
 import re
+import subprocess
 import tempfile
 import threading
 import time
@@ -85,7 +86,9 @@ def provisioned(program: str, sites: int, each: int, rounds: int) -> dict[str, A
     from tests.helpers import warm
 
     names = [f"site-{i + 1}" for i in range(sites)]
-    with tempfile.TemporaryDirectory() as name, warm.started(Path(name)):
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as at_end:
+        at_end.callback(warm.start())
+        subprocess.Popen = warm.Popen  # type: ignore[misc]
         folder = Path(name)
         (folder / "trial").mkdir()
         data = {site: folder / f"{site}.npz" for site in names}
