@@ -17,7 +17,7 @@ import numpy as np
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.shares import capped
-from cfl_flare.core.text import shown
+from cfl_flare.core.text import plain, shown
 from cfl_flare.data.columns import Column, Columns, in_order
 from cfl_flare.data.reading import READING
 from cfl_flare.data.spelling import find_near, group_alike
@@ -83,15 +83,20 @@ def describe_near(sites: Mapping[str, Columns]) -> list[str]:
 
 
 def _describe_near_texts(name: str, by_site: Mapping[str, tuple[str, ...]]) -> list[str]:
-    lines: dict[str, None] = {}
+    """Lines on texts that are spelled nearly alike, and that no site has both."""
+    first: dict[str, str] = {}
+    company: dict[str, set[str]] = {}
     for site, texts in by_site.items():
-        for other_site, others in by_site.items():
-            for text in (text for text in texts if text not in others):
-                near = find_near(text, [other for other in others if other not in texts])
-                if near is not None and text < near:
-                    both = f"{shown(text)} at {site} may be {shown(near)} at {other_site}"
-                    lines[f"{name}: {both}; if they mean the same, write them in one way"] = None
-    return [*lines]
+        for text in texts:
+            first.setdefault(text, site)
+            company.setdefault(text, set()).update(texts)
+    lines = []
+    for text, together in company.items():
+        near = find_near(text, [other for other in first if other not in together])
+        if near is not None and text < near:
+            both = f"{shown(text)} at {first[text]} may be {shown(near)} at {first[near]}"
+            lines.append(f"{name}: {both}; if they mean the same, write them in one way")
+    return lines
 
 
 def _check_spellings(by_site: Mapping[str, tuple[str, ...]], where: str) -> None:
@@ -110,7 +115,8 @@ def _check_spellings(by_site: Mapping[str, tuple[str, ...]], where: str) -> None
         both = f"{shown(one)} at {first[one]} and {shown(other)} at {first[other]}"
         if first[one] == first[other]:
             both = f"{shown(one)} and {shown(other)} at {first[one]}"
-        way_out = f'write them in one way, as by replace={{"{one}": "{other}"}} at that site, or name both in all files'
+        example = f'{{"{plain(one)}": "{plain(other)}"}}'
+        way_out = f"write them in one way, as by replace={example} at that site, or name both in all files"
         raise ConfigError(f"{where}: {both} differ in case, spaces, hyphens or leading zeros only; {way_out}")
 
 

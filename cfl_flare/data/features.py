@@ -135,7 +135,7 @@ def _read_booleans(values: pd.Series, column: Column, where: str) -> np.ndarray:
     wrong = written[block.isna() & written.notna()]
     if len(wrong):
         no, yes = map(shown, column.categories)
-        reason = f"row {wrong.index[0] + 1} holds {wrong.iloc[0]!r}, which is neither {no} nor {yes}"
+        reason = f"row {wrong.index[0] + 1} holds {shown(wrong.iloc[0])}, which is neither {no} nor {yes}"
         others = f"{len(wrong)} of {len(written)} rows do"
         raise DataError(f"{where}: {reason}, and {others}; {_suggest_replacement(wrong.iloc[0], column.categories)}")
     return block.to_numpy(np.float64)[:, None]
@@ -154,7 +154,7 @@ def _read_categories(values: pd.Series, column: Column, where: str) -> tuple[np.
     for text, rows in others.value_counts().items():
         same = find_same(str(text), column.categories)
         if same is not None:
-            reason = f"{rows} of {len(written)} rows hold {text!r}, where the sites agreed on {same!r}"
+            reason = f"{rows} of {len(written)} rows hold {shown(text)}, where the sites agreed on {shown(same)}"
             raise DataError(f"{where}: {reason}; {_suggest_replacement(str(text), column.categories)}")
     if column.kind == "ordinal":
         return index[:, None], len(others)
@@ -167,7 +167,7 @@ def _suggest_replacement(text: str, known: Collection[str]) -> str:
     near = find_near(text, known)
     if near is None:
         return "correct them, name the text in absent if it means that a value is missing, or use replace"
-    return f'write {near!r}, or set replace={{"{text}": "{near}"}}, or in the columns\' file'
+    return f'write {shown(near)}, or set replace={{"{plain(text)}": "{plain(near)}"}}, or in the columns\' file'
 
 
 def count_unknown(frame: pd.DataFrame, columns: Columns) -> dict[str, dict[str, int]]:

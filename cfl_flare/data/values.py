@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cfl_flare.core.errors import DataError
+from cfl_flare.core.text import plain
 from cfl_flare.data.hints import explain_codes, explain_texts
 
 if TYPE_CHECKING:
@@ -78,11 +79,11 @@ def parse_numbers(written: Sequence[str]) -> np.ndarray:
 
 
 def _parse_number(text: str) -> float:
-    plain = text.replace("−", "-")
-    if GROUPED.fullmatch(plain):
-        plain = re.sub(r"[^\d.+-]", "", plain)
-    if NUMBER.fullmatch(plain) or INFINITE.fullmatch(plain):
-        return float(plain)
+    number = text.replace("\u2212", "-")
+    if GROUPED.fullmatch(number):
+        number = re.sub(r"[^\d.+-]", "", number)
+    if NUMBER.fullmatch(number) or INFINITE.fullmatch(number):
+        return float(number)
     return float("nan")
 
 
@@ -135,8 +136,8 @@ def _numbers_of_texts(values: pd.Series, where: str) -> np.ndarray:
     if len(wrong):
         row = _row(values, wrong[0])
         text = written.iloc[wrong[0]]
-        reason = f"row {row} holds {text!r} among numbers; fix it, leave the row out, set absent=[{text}] if it means"
-        reason += " that a value is missing, or replace with its number; a column of codes belongs in categories"
+        reason = f"row {row} holds {text!r} among numbers; fix it, leave the row out, set absent=[{plain(text)}] if it"
+        reason += " means that a value is missing, or replace with its number; a column of codes belongs in categories"
         raise DataError(f"{where}: {explain_texts(written) or reason}")
     if has_codes(there):
         raise DataError(f"{where}: {explain_codes(written)}")
