@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 DATE_IN_PARTS = re.compile(f"{DAY_OR_MONTH_FIRST}(.*)", re.DOTALL)
 # The names that pandas and R give to a column without a name, which most often has the numbers of rows.
-UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__|\.\.\.\d+")
+UNNAMED = re.compile(r"Unnamed: \d+(\.\d+)*|__index_level_\d+__|\.\.\.\d+")
 
 
 def is_table(path: Path) -> bool:

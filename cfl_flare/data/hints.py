@@ -18,6 +18,8 @@ DECIMAL_COMMA = r"[+-]?\d*,\d+"
 COMMA_THOUSANDS = r"[+-]?(0|[1-9]\d{0,2})(,\d{3})+(\.\d+)?"
 # Commas that are between thousands beyond doubt.
 SURE_THOUSANDS = r"[+-]?[1-9]\d{0,2}(,\d{3}){2,}(\.\d+)?|[+-]?[1-9]\d{0,2}(,\d{3})+\.\d+"
+# Points that are between thousands beyond doubt.
+POINT_THOUSANDS = r"[+-]?[1-9]\d{0,2}((\.\d{3}){2,}(,\d+)?|(\.\d{3})+,\d+)"
 DAY_OR_MONTH_FIRST = r"(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?=$|\D)"
 SHORT_YEAR = r"\d{1,2}[./-]\d{1,2}[./-]\d{2}(\D.*)?"
 YEAR_FIRST = r"\d{4}[./]\d{1,2}[./]\d{1,2}(\D.*)?|\d{4}-\d{1,2}-\d{1,2}(\D.*)?"
@@ -69,6 +71,10 @@ def _most(odd: pd.Series, pattern: str) -> pd.Series | None:
 
 
 def _explain_commas(sample: pd.Series, odd: pd.Series) -> str:
+    points = odd[odd.str.fullmatch(POINT_THOUSANDS)]
+    if len(points) and _most(odd, f"{DECIMAL_COMMA}|{POINT_THOUSANDS}") is not None:
+        settings = f"{name_setting('thousands', 'point')}, and {name_setting('decimal', 'comma')}"
+        return f"holds numbers with points between thousands, such as {shown(points.iloc[0])}; {settings}"
     alike = _most(odd, f"{DECIMAL_COMMA}|{COMMA_THOUSANDS}")
     if alike is None:
         return ""
@@ -139,6 +145,10 @@ def _explain_percentages(sample: pd.Series, odd: pd.Series) -> str:
     alike = _most(odd, PERCENT)
     if alike is None:
         return ""
+    commas = alike[alike.str.contains(",")]
+    if len(commas):
+        example = shown(commas.iloc[0])
+        return f"holds numbers with a decimal comma, such as {example}; {name_setting('decimal', 'comma')}"
     plain = sample[sample.str.fullmatch(PLAIN)]
     if not len(plain):
         return ""

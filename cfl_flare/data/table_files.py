@@ -273,6 +273,7 @@ REFUSED_PACKING = {
     b"Rar!": "RAR",
     b"\x1f\x9d": "compress",
 }
+REFUSED_ENDINGS = (".zst", ".7z", ".rar", ".z")
 REFUSED_TYPES = {
     ".rds": "an R file",
     ".rdata": "an R file",
@@ -330,12 +331,14 @@ def type_of(path: Path, file: BinaryIO) -> FileType | None:
 
 
 def is_table_name(name: str) -> bool:
-    """Whether a file is a table by the ending of its name; an .npz file may be one, and is images otherwise."""
+    """Whether a file is a table by the ending of its name, be it of a type that is read or that is refused by its name.
+
+    An .npz file may be a table, and is images otherwise.
+    """
     bare = name.lower()
-    for ending in PACKED_ENDINGS:
+    for ending in (*PACKED_ENDINGS, *REFUSED_ENDINGS):
         bare = bare.removesuffix(ending)
-    is_packed = bare != name.lower()
-    if bare.endswith(TEXT_ENDINGS):
-        return True
-    kind = None if is_packed else type_by_name(bare)
-    return kind is not None and kind is not NPZ
+    if bare != name.lower():
+        return bare.endswith(TEXT_ENDINGS) or "." not in bare
+    kind = type_by_name(bare)
+    return bare.endswith((*TEXT_ENDINGS, *REFUSED_TYPES)) or (kind is not None and kind is not NPZ)

@@ -226,13 +226,16 @@ def number_events(values: pd.Series) -> pd.Series:
     """Reads a column of events.
 
     Args:
-        values: 1 or 0, or words such as yes and no.
+        values: 1 or 0, or words such as yes and no: what most values are.
 
     Returns:
         1.0 where the event happened, 0.0 where not; NaN for each other value.
     """
     written = texts(values)
-    return number_booleans(written, ("no", "yes")).fillna(written.map({"0": 0.0, "1": 1.0}).astype(float))
+    by_word = number_booleans(written, ("no", "yes"))
+    if by_word.notna().mean() > 0.5:
+        return by_word
+    return written.map({"0": 0.0, "1": 1.0}).astype(float)
 
 
 def parse_day(text: str) -> float | None:

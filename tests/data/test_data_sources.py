@@ -409,7 +409,7 @@ def test_a_table_with_times_and_events(tmp_path):
         ),
         ("70,8.5,0.5,0", "column 'died': row 25 holds '0.5'; write 1"),
         ("70,8.5,,0", "column 'died': row 25 holds no value; write 1"),
-        ("70,8.5,maybe,0", "column 'died': row 25 holds 'maybe'; write 1"),
+        ("70,8.5,yes,0", "column 'died': row 25 holds 'yes'; write 1"),
         ("70,0,1,0", "column 'months': 1 of 25 rows have a time that is not above 0 .rows 25."),
         ("70,-3,1,0", "1 of 25 rows have a time that is not above 0 .rows 25."),
         ("70,inf,1,0", "column 'months': row 25 is infinite; fix it or leave the row out"),

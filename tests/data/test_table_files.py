@@ -176,7 +176,19 @@ def test_packed_files_are_bounded(tmp_path: Path, monkeypatch: Any, packed: Call
 
 
 @pytest.mark.parametrize(
-    "name", ["ward.tsv", "ward.txt", "ward.TXT", "ward.csv.bz2", "ward.dta", "ward.xlsx", "a.json"]
+    "name",
+    [
+        "ward.tsv",
+        "ward.txt",
+        "ward.TXT",
+        "ward.csv.bz2",
+        "ward.zip",
+        "ward.rds",
+        "ward.csv.zst",
+        "ward.dta",
+        "ward.xlsx",
+        "a.json",
+    ],
 )
 def test_a_site_s_file_is_a_table(tmp_path: Path, monkeypatch: Any, name: str) -> None:
     assert is_table(Path(name))
@@ -186,7 +198,7 @@ def test_a_site_s_file_is_a_table(tmp_path: Path, monkeypatch: Any, name: str) -
 
 
 def test_images_and_archives_are_no_tables() -> None:
-    for name in ("images.npz", "photo.png", "images.npz.gz", "archive.tar", "folder.zip"):
+    for name in ("images.npz", "photo.png", "images.npz.gz", "archive.tar", "archive.tar.gz"):
         assert not is_table(Path(name))
 
 
@@ -224,6 +236,9 @@ def test_row_numbers_without_a_name_are_left_out(tmp_path: Path) -> None:
         assert table.load()[0].x.shape[1] == 3
         assert any(line.startswith("Unnamed: 0: has no name in the file") for line in table.described())
         pd.read_csv(tmp_path / "ward.csv").to_csv(tmp_path / "again.csv", index=False)
+    pd.read_csv(tmp_path / "ward.csv").to_csv(tmp_path / "again.csv")  # which has two such columns
+    pd.read_csv(tmp_path / "again.csv").to_csv(tmp_path / "again.csv", index=False)
+    assert Table(str(tmp_path / "again.csv")).load()[0].x.shape[1] == 3
     taken = Table(str(tmp_path / "ward.csv"), take=["age", "Unnamed: 0"])
     assert taken.load()[0].x.shape[1] == 2
     assert Table(str(tmp_path / "ward.csv"), leave=["Unnamed: 0", "code"]).load()[0].x.shape[1] == 1
