@@ -233,7 +233,7 @@ RUNS = {
     "--data {files}/empty.npz": r"there are no test samples to deal out; put some into the source.s test split",
     "--data {files}/short.npz": r"short\.npz: training: 40 samples but 39 labels; give one label per sample",
     "--data {files}/halves.npz --participants 3 --partition iid": r"labels are numbers.*; set task to .regression.",
-    "--data {files}/negative.npz --participants 3 --partition iid": r"labels are numbers.*; set task to .regression.",
+    "--data {files}/negative.npz --participants 3 --partition iid": r"and task .classification. takes class numbers",
     "--data {files}/findings.npz": r"findings\.npz: training labels are several findings .*test labels class numbers",
     "--data {files}/shapes.npz": r"shapes\.npz: training samples are \(1, 8, 8\), test samples \(1, 9, 9\); ",
     "--data {files}/mixed.npz": r"mixed\.npz: training samples are \(1, 8, 8\), test samples \(3, 8, 8\); ",

@@ -37,6 +37,8 @@ MOST_NAMES = 1000
 MOST_FLOAT_CLASSES = 20
 # A message has this many names.
 FIRST_NAMES = 8
+# Numbers of at most this many different values may be codes of classes.
+FEW_CODES = 20
 
 
 def _are_names(values: Any) -> bool:
@@ -318,3 +320,15 @@ def describe_classes(names: Sequence[str], counts: Sequence[int]) -> list[str]:
         if steps[-1] > 10 * max(1.0, float(steps[:-1].max())):
             lines.append(f"class {names[-1]} is far from the others: if it means that there is no label, leave it out")
     return lines
+
+
+def hint_at_codes(y: np.ndarray) -> str:
+    """A hint for numbers ``(n,)`` that may be codes of classes, as they are few and whole; else empty."""
+    codes = np.unique(y)
+    if len(codes) > FEW_CODES or (codes != np.floor(codes)).any():
+        return ""
+    names = ",".join(as_names(codes.tolist()))
+    return (
+        f"if they are classes, set classes=[{names}] of the source; if one means that there is no label, leave its "
+        "rows out (of a table: absent=[-1],unlabelled=leave); to predict them as numbers, "
+    )

@@ -16,7 +16,6 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.text import shown
 from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.labels import LARGEST
-from cfl_flare.data.pixels import check_range
 
 Scaling = Literal["auto", "site", "federation", "none"]
 # With the scaling auto, a number further from the mean than this many deviations is clipped.
@@ -64,9 +63,6 @@ class Preparation:
         """
         from sklearn.preprocessing import StandardScaler
 
-        if scaling == "none":
-            hint = "set scaling to auto, or scale the columns by numbers that are the same at all sites"
-            check_range(x, "data table: scaling = 'none'", hint)
         is_number = columns.scaled
         mean, deviation, fill = np.zeros(len(is_number)), np.ones(len(is_number)), np.zeros(len(is_number))
         if is_number.any():

@@ -281,9 +281,10 @@ class ClusteredController(PerSiteController):
         def on_result(result: FLModel) -> bool:
             site = result.meta["client_name"]
             expected = dealt.names_at(site, self._hosting[site]["index"], common["sites"])
-            named = decode_classes(result, site)
-            hosted[site] = self._hosted_by(result, site, expected, policy.max_participants)
-            classes[site] = named
+            # A study takes its own fields out of the message before the schema checks what is left.
+            participants = self._hosted_by(result, site, expected, policy.max_participants)
+            classes[site] = decode_classes(result, site)
+            hosted[site] = participants
             self._attempt.note({site: READY})
             return True
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from cfl_flare.core.config import build_named, name_of, require
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.data.classes import as_names
+from cfl_flare.data.classes import hint_at_codes
 from cfl_flare.data.labels import FORMS, form_of
 from cfl_flare.training.losses import cox_loss, soft_dice
 from cfl_flare.training.measures import (
@@ -36,8 +36,6 @@ from cfl_flare.training.measures import (
     compared,
 )
 
-# Numbers of at most this many different values may be codes of classes.
-FEW_CODES = 20
 # A deviation that is a smaller part of the numbers themselves is none, but rounding.
 SMALLEST_DEVIATION = 1e-9
 
@@ -365,18 +363,6 @@ class Segmentation(LearningTask):
 TASKS: dict[str, type[LearningTask]] = {
     task.name: task for task in (Classification, Binary, Multilabel, Regression, Survival, Segmentation)
 }
-
-
-def hint_at_codes(y: np.ndarray) -> str:
-    """A hint for numbers ``(n,)`` that may be codes of classes, as they are few and whole; else empty."""
-    codes = np.unique(y)
-    if len(codes) > FEW_CODES or (codes != np.floor(codes)).any():
-        return ""
-    names = ",".join(as_names(codes.tolist()))
-    return (
-        f"if they are classes, set classes=[{names}] of the source; if one means that there is no label, leave its "
-        "rows out (of a table: absent=[-1],unlabelled=leave); to predict them as numbers, "
-    )
 
 
 def build_task(

@@ -83,8 +83,8 @@ def test_samples_that_were_never_scaled_are_noticed(cfl, tmp_path):
     np.savez(tmp_path / "raw.npz", **images, **{f"{k}_labels": np.arange(n) % 2 for k, n in shapes.items()})
     words = ["--data", str(tmp_path / "raw.npz"), "--participants", "2", "--partition", "iid", "--rounds", "1"]
     done = cfl("run", "--loop", "--method", "fedavg", *words, "--out", str(tmp_path / "out"))
-    assert done.returncode == 0
-    assert "look at the data: samples reach 255 where 0 to 1 is expected" in done.stdout
+    assert done.returncode == 2
+    assert "data: samples go from 0 to 255: expected 0 to 1; set range of the source" in done.stderr
 
 
 def test_indicator_samples_are_held_back_by_themselves_and_from_all_that_are_compared(cfl, tmp_path):

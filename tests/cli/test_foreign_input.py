@@ -246,7 +246,7 @@ def test_runs_of_show_and_onboard(runs: Runs, tmp_path: Path) -> None:
     assert "has no 'method'; it is damaged or another program's" in said["another program's"]
     assert "label = ['a'] is not text" in said["label"]
     assert "served_worst_dice = '0.5' is not a number" in said["a worst participant"]
-    assert "is not a metric's name, with its mode, min or max" in said["a metric"]
+    assert "is not a metric's name, with its mode" in said["a metric"]
     assert "more than 67,108,864" in said["sparse"]
 
 

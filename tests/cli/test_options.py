@@ -384,7 +384,7 @@ def test_a_job_can_carry_the_code(tmp_path):
         ("--data digits --name a/b", r"--name = 'a/b' should be letters"),
         ("--data digits --min-clients 0", r"min_clients = 0 should be >= 1"),
         ("--data digits --method fedds:k=2", r"no file with them; name one .*indicator_file=samples\.npz"),
-        (f"--model {MODEL} --data my.Data", r"data: 'my\.Data' cannot be imported here"),
+        (f"--model {MODEL} --data my.Data", r"data 'my\.Data' is unknown; write table:path=my\.Data"),
         (f"--model {MODEL},depth=3", r"model MLP: unknown setting 'depth'"),
         (f"--model {MODEL} --name taken", r"taken' is not an empty folder; name a new one"),
     ],
@@ -430,7 +430,6 @@ def test_shape_and_classes_are_those_of_the_columns(tmp_path, agreed, capsys):
     (executor,) = json.loads((folder / "app/config/config_fed_client.json").read_text())["executors"]
     model = executor["executor"]["args"]["model"]["args"]
     assert (model["input_shape"], model["num_classes"]) == ([3], 3)
-    assert executor["executor"]["args"]["source"]["args"]["scaling"] == "auto"
     content = {**json.loads(agreed.read_text()), "positive": 0}
     agreed.write_text(json.dumps({**content, "classes": []}))
     assert job_of(tmp_path, agreed, "--task", "binary")[0] == 0

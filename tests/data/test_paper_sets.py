@@ -36,7 +36,7 @@ def test_femnist_is_dealt_by_writers(tmp_path):
     config = DataConfig(partition="natural").resolved(source)
     people = config.host(source, "local", 0, 1)
     assert [(p.name, len(p.train), len(p.test)) for p in people] == [("f0_1", 9, 2), ("f0_2", 12, 3)]
-    assert {*people[1].train.y.tolist()} == {61}
+    assert {*people[1].train.y.tolist()} == {1}  # the codes 3 and 61 are the classes 0 and 1 of these two writers
 
 
 def test_files_that_leaf_did_not_write_are_refused(tmp_path):

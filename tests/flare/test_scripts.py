@@ -573,8 +573,10 @@ def test_the_largest_may_be_best_and_equals_go_to_the_first():
     play.round()
     assert play.server.state.assignment == {"a": 0, "b": 0, "c": 1}
     assert AssignSettings().best({"cluster-0": 1.0, "cluster-1": 1.0}) == "cluster-0"
-    found = {"cluster-0": 1.0, "cluster-1": 2.0}  # which end is best is said by the name, else as of a loss
-    assert [AssignSettings(name).best(found)[-1] for name in ("accuracy", "val_loss", "gap")] == ["1", "0", "0"]
+    found = {"cluster-0": 1.0, "cluster-1": 2.0}  # the name says which end is best
+    assert [AssignSettings(name).best(found)[-1] for name in ("accuracy", "val_loss")] == ["1", "0"]
+    with pytest.raises(ConfigError, match="assign_metric = 'gap' does not say by its name which end is best"):
+        AssignSettings("gap")
     assert AssignSettings("accuracy", "min").best(found) == "cluster-0"
 
 

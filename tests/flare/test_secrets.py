@@ -167,7 +167,7 @@ def test_a_damaged_memory_is_named_in_the_site_s_own_log_alone(tmp_path, caplog,
 
 
 NAMED = {"npz": "path", "site": "path", "folder": "path", "table": "path", "medmnist": "root"}
-NAMED |= dict.fromkeys(("mnist", "fashion-mnist", "emnist", "cifar10", "cifar100"), "root")
+NAMED |= dict.fromkeys(("mnist", "fashion-mnist", "emnist", "femnist", "cifar10", "cifar100"), "root")
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES.keys() - {"digits", "heart", "stroke"}))
