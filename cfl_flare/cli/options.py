@@ -35,7 +35,7 @@ SIMULATED: dict[str, Any] = {"participants": 24, "partition": "label_permutation
 # What their help names as the defaults, which depend on the data.
 SIMULATED_AS = {
     **SIMULATED,
-    "partition": "natural if samples have owners, iid for your own data, else label_permutation:groups=3",
+    "partition": "natural by owner, else iid, or groups of public data",
 }
 # How ``run`` and ``study`` train and measure; what is None follows from the task, see `cfl_flare.cli.specs`.
 TRAINED: dict[str, Any] = {"lr": 0.05, "bootstrap": None, "measures": None, "score_bins": None}
