@@ -180,7 +180,7 @@ def test_failing_and_diverging_participants_do_not_end_a_run(tmp_path, monkeypat
     )
     run = load_run(run_dir / "cfl")
     reasons = {why.split(":")[0] for r in run.rounds for why in r["failed"].values()}
-    assert reasons == {"participant_failed", "non_finite"}
+    assert reasons == {"participant_failed", "diverged"}
     assert "cable came off" not in str(run.rounds) + (tmp_path / "job" / "server" / "log.txt").read_text()
     own = "".join((tmp_path / "job" / site / "log.txt").read_text() for site in ("site-1", "site-2"))
     assert own.count("RuntimeError: the scanner's cable came off") == run.summary["rejected"]["participant_failed"]
