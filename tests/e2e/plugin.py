@@ -30,10 +30,10 @@ class Touchy(MLP):
     """An MLP that breaks on about one in five participants and rounds, and gives NaN on as many others."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and torch.initial_seed() % 5 == 0:
+        if self.training and torch.initial_seed() % 5 == 2:
             raise RuntimeError("the scanner's cable came off")
         logits = super().forward(x)
-        return logits * float("nan") if self.training and torch.initial_seed() % 5 == 1 else logits
+        return logits * float("nan") if self.training and torch.initial_seed() % 5 in (0, 3) else logits
 
 
 class HalfTheDigits(DataSource):
