@@ -20,6 +20,8 @@ from cfl_flare.data.labels import LARGEST
 Scaling = Literal["auto", "site", "federation", "none"]
 # With the scaling auto, a number further from the mean than this many deviations is clipped.
 CLIP = 5.0
+# Mean and deviation with the scaling none: [0, 1] becomes [-1, 1], as with pixels.
+UNSCALED = 0.5
 # A participant's own mean and variance count as its rows, those that they are shrunk to as this many.
 BOUND_ROWS = 10
 # The deviation that a range stands for, as a part of it: of possible numbers, and of a few rows' numbers.
@@ -84,7 +86,8 @@ class Preparation:
                 of_categories = slice(place.start, place.stop - column.missing)
                 fill[of_categories] = _most_frequent(x[:, of_categories])
         if scaling == "none":
-            mean, deviation = np.full_like(mean, 0.5), np.full_like(mean, 0.5)
+            mean = np.full_like(mean, UNSCALED)
+            deviation = np.full_like(deviation, UNSCALED)
         return cls(columns, fill, mean, deviation, CLIP if scaling == "auto" else None)
 
     def apply(self, x: np.ndarray) -> np.ndarray:
@@ -95,6 +98,11 @@ class Preparation:
             if self.clip is not None:
                 z = np.where(self.columns.scaled, z.clip(-self.clip, self.clip), z)
             return z.astype(np.float32)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the numbers are scaled by a mean and a deviation, and do not keep their unit (scaling ``none``)."""
+        return bool((self.mean != UNSCALED).any() or (self.deviation != UNSCALED).any())
 
     def clipped(self, x: np.ndarray) -> int:
         """How many numbers of features ``(n, d)`` are too far from their mean, and are clipped."""

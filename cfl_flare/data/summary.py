@@ -65,7 +65,8 @@ class DataSummary:
         names: of the classes or findings, in the order of their numbers; none if they are called by these.
         least: the smallest number of all normalised training samples.
         most: the largest one.
-        prepared: a source has filled up and scaled the samples; else they are pixels.
+        prepared: a source has filled up the samples; else they are pixels.
+        scaled: a source has scaled the samples by a mean and a deviation.
     """
 
     shape: tuple[int, ...]
@@ -81,6 +82,7 @@ class DataSummary:
     least: float = 0.0
     most: float = 0.0
     prepared: bool = False
+    scaled: bool = False
 
     @classmethod
     def of(cls, data: ParticipantData) -> DataSummary:
@@ -103,6 +105,7 @@ class DataSummary:
             least=float(x.min()),
             most=float(x.max()),
             prepared=data.preparation is not None,
+            scaled=data.preparation is not None and data.preparation.is_scaled,
         )
 
     @property
@@ -171,8 +174,12 @@ class DataSummary:
     @property
     def unscaled(self) -> str:
         """A remark on samples that were never scaled; empty if they were."""
+        smallest = (self.least + 1) / 2
+        largest = (self.most + 1) / 2
         if not self.prepared:
-            return describe_range((self.least + 1) / 2, (self.most + 1) / 2)
+            return describe_range(smallest, largest)
+        if not self.scaled and self.reach > FAR:
+            return f"samples go from {smallest:.3g} to {largest:.3g} where 0 to 1 is expected; set scaling to auto"
         if self.reach <= FAR:
             return ""
         return f"samples reach {self.reach:.0f} deviations; look for a mistaken unit, or set scaling to auto"

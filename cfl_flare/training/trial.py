@@ -79,6 +79,7 @@ def _restoring(runtime: Runtime) -> Iterator[None]:
     module.train()
     try:
         with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)  # the same trial at each site and in each process
             yield
     finally:
         module.eval()

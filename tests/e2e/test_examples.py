@@ -85,7 +85,7 @@ def test_the_research_folder_keeps_flare_s_conventions():
     assert "```bibtex" in text
     (flare,) = re.findall(r'"(nvflare[^"]+)"', (ROOT / "pyproject.toml").read_text())
     major, minor = map(int, __version__.split(".")[:2])
-    ours = f"cfl-flare>={major}.{minor},<{major}.{minor + 1}"
+    ours = f"cfl-flare>={__version__},<{major}.{minor + 1}"
     assert (RESEARCH / "requirements.txt").read_text().splitlines() == [flare, ours]
 
 

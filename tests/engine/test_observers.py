@@ -218,7 +218,7 @@ def test_the_name_says_which_end_is_best_unless_the_settings_do():
     assert EarlyStopping.of("cluster-0/worst_mae", None, None, None).key.mode == "min"
     assert EarlyStopping.of("loss", "max", None, None).key.mode == "max"
     assert EarlyStopping.of("accuracy", None, "loss = 0", 3).watched.mode == "min"
-    assert EarlyStopping.of("objective", None, None, None).key.mode == "max"
+    assert EarlyStopping.of("objective", None, None, None).key.mode is None
 
 
 # ---- Cross-site evaluation ----

@@ -127,7 +127,7 @@ def test_no_cell_is_in_a_record_that_a_job_could_stream(tmp_path, caplog, monkey
         absent = [cell for cell in cells if cell > largest]
         source = SiteData(columns={**columns, "absent": absent}, scaling="none")
         assert "participants" in answer(executor(source, model=marked(FLAT)), check_in(job=OF_TABLE), folder)
-        assert f"samples reach {largest} where" in caplog.text  # for the operator
+        assert f"samples go from 1 to {largest} where" in caplog.text  # for the operator
         assert not loud(caplog)
 
 

@@ -85,7 +85,7 @@ def opened(browser):
 
 def test_every_plot_is_drawn_and_named(opened, report):
     seen = opened(report, viewport={"width": 1100, "height": 800}).evaluate(LOOK)
-    assert seen["drawn"] == seen["figures"] == 11
+    assert seen["drawn"] == seen["figures"] == 9
     assert all(marks > 0 for marks in seen["marks"])
     assert seen["unnamed"] == 0
 
@@ -128,7 +128,7 @@ def test_the_pointer_shows_a_name_as_text(opened, tmp_path):
     made.features(tmp_path / "a", made.HOSTILE)
     page = opened(write(run_report(load_run(tmp_path / "a")), tmp_path / "report.html"))
     seen = page.evaluate(LOOK)
-    assert seen["drawn"] == seen["figures"] == 9 and all(seen["marks"])
+    assert seen["drawn"] == seen["figures"] == 7 and all(seen["marks"])
     assert "owned" not in page.evaluate("document.title").replace(made.HOSTILE[0][:60], "")
     points = page.locator("figure").first.locator("svg .role-mark.layer_1_marks path, svg .mark-symbol.role-mark path")
     shown = set()
