@@ -1,34 +1,40 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedAC: personal models near their cluster's centre, a global embedding, an adaptive number of clusters."""
+"""FedAC: personal models near their cluster's centre, a global embedding, an adaptive number of clusters.
+
+Yuxin Zhang, Haoyu Chen, Zheng Lin, Zhe Chen, Jin Zhao: FedAC: An Adaptive Clustered Federated Learning Framework for
+Heterogeneous Data, 2024, https://arxiv.org/abs/2403.16460. Lines and equations are those of this paper.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from cfl_flare.clustering.agglomerative import distances_between
+from cfl_flare.clustering.floor import Sizes
 from cfl_flare.clustering.kmeans import closest, first_kmeans, numbered
 from cfl_flare.clustering.measures import directions, mapped
 from cfl_flare.core.arrays import LatestModels
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params, weighted_mean
 from cfl_flare.core.settings import SEED, setting
+from cfl_flare.methods.fedac_tuning import Clusters, as_json, tune
 from cfl_flare.methods.personal import OwnModel
 from cfl_flare.methods.slots import GLOBAL, cluster_slot, require_part
 from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.losses import Pull, Term
 
-PHI, MAP = "phi", "map"
+# The global embedding's slot, and the map's name in the archive.
+PHI = "phi"
+MAP = "map"
 # How mapped models are compared: by their cosine (Eq. 4), or by their distance (the paper's ablation).
 METRICS = {"lrcos": "cosine", "l2": "euclidean"}
-Halves = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,244 +102,204 @@ class FedAC(OwnModel):
         return ServerState(bank, extras={"ids": self.k, "known": {}, "map": None, "changes": []})
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """The centre of its cluster, or the common model; and the global embedding for training (line 5)."""
+        """Send the centre of the participant's cluster, or the common model, and the global embedding (line 5)."""
         cluster = state.assignment.get(participant)
-        return Download((GLOBAL if cluster is None else cluster_slot(cluster),), to_train=(PHI,))
+        slot = GLOBAL if cluster is None else cluster_slot(cluster)
+        return Download((slot,), to_train=(PHI,))
 
     def terms(self, download: Download, slot: str) -> list[Term]:
-        """Both regularisers (Eq. 3); without a cluster there is no centre, and only the embedding's."""
-        centre, phi = download.model(slot), download.model(PHI)
-        near = [Pull.to(self.mu, centre)] if slot != GLOBAL else []
-        alike = Pull(self.lam, phi.part("all"), centre.layout.select("backbone"))
-        return [*near, alike, *super().terms(download, slot)]
+        """Add both regularisers of the local loss (Eq. 3).
+
+        Without a cluster there is no centre, and only the embedding's regulariser applies.
+        """
+        start = download.model(slot)
+        embedding = download.model(PHI).part("all")
+        terms: list[Term] = []
+        if slot != GLOBAL:
+            terms.append(Pull.to(self.mu, start))
+        terms.append(Pull(self.lam, embedding, start.layout.select("backbone")))
+        return terms + super().terms(download, slot)
+
+    # ---- E-step ----
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """E-step: each participant with a known model goes to the most similar centre (lines 10 and 11, Eq. 4).
+        """Assign each participant with a known model to the most similar centre (lines 10 and 11, Eq. 4).
 
-        The first one is k-means++ on the mapped models.
+        The first E-step is k-means++ on the mapped models.
         """
         if state.archive is None:
-            return self._joining(state, updates)
-        known = self._known(state, updates)
+            return self.place_newcomers(state, updates)
+        known = self.keep_models(state, updates)
+        if self.map_round(state) == state.round:
+            self.fit_map(state, updates, known)
+
+        rows = mapped([known.parameters(name) for name in known.versions], self.read_map(state))
+        if not state.assignment:
+            return self.cluster_first_time(state, known, rows)
+        return self.assign_to_centres(state, known, rows)
+
+    def place_newcomers(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+        """Place newcomers to a finished run by their directions from the common model."""
+        common = state.bank[GLOBAL]
+        slots = self.list_slots(state)
+        moves = np.stack([(state.trained(update) - common).part("all") for update in updates])
+        centres = np.stack([(state.bank[slot] - common).part("all") for slot in slots.values()])
+        nearest = distances_between(moves, centres, "cosine").argmin(axis=1)
+        ids = list(slots)
+        return {update.participant: ids[i] for update, i in zip(updates, nearest)}
+
+    def keep_models(self, state: ServerState, updates: Sequence[Update]) -> LatestModels:
+        """Write the round's trained models to the archive, and return all known models."""
+        known = self.list_known(state, updates)
         for update in updates:
             known.keep(update.participant, state.trained(update))
-        if self._map_of(state) == state.round:
-            fitted = directions([known.parameters(u.participant) for u in updates], self.dimensions)
-            state.archive.put(MAP, state.round, fitted)
-        along = self._along(state)
-        rows = mapped([known.parameters(name) for name in known.versions], along)
-        if not state.assignment:
-            names, even = [*known.versions], np.ones(len(rows))
-            labels = first_kmeans(self._comparable(rows), self.k, even, self.starts, self.seed, state.sizes(names))
-            return dict(zip(names, labels.tolist()))
-        slots = self._slots(state)
-        ids = list(slots)
-        centres = mapped([state.bank[slot].part("all") for slot in slots.values()], along)
-        apart = np.full((len(rows), ids[-1] + 1), np.inf)
-        apart[:, ids] = distances_between(rows, centres, METRICS[self.similarity])
-        return state.placed([*known.versions], apart.argmin(axis=1), lambda: apart)
+        return known
 
-    def _joining(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """The clusters of newcomers to a finished run, by their directions from the common model."""
-        slots, common = self._slots(state), state.bank[GLOBAL]
-        ids = list(slots)
-        moves, centres = (
-            np.stack([(model - common).part("all") for model in models])
-            for models in ([state.trained(u) for u in updates], [state.bank[slot] for slot in slots.values()])
-        )
-        nearest = distances_between(moves, centres, "cosine").argmin(axis=1)
-        return {u.participant: ids[i] for u, i in zip(updates, nearest)}
-
-    def _comparable(self, rows: np.ndarray) -> np.ndarray:
-        """Mapped models whose Euclidean distances order them as their similarity does."""
-        from sklearn.preprocessing import normalize
-
-        return np.asarray(normalize(rows) if self.similarity == "lrcos" else rows)
-
-    def _slots(self, state: ServerState) -> dict[int, str]:
-        """The existing clusters: slots by id."""
-        return {k: cluster_slot(k) for k in range(self.clusters_in(state)) if cluster_slot(k) in state.bank}
-
-    def _known(self, state: ServerState, updates: Sequence[Update]) -> LatestModels:
+    def list_known(self, state: ServerState, updates: Sequence[Update]) -> LatestModels:
+        """The latest model of each participant, those of this round included."""
         assert state.archive is not None
-        new = {u.participant: (state.round, u.samples) for u in updates}
+        new = {update.participant: (state.round, update.samples) for update in updates}
         return LatestModels(state.archive, state.bank[GLOBAL].layout, {**state.extras["known"], **new})
 
-    def _map_of(self, state: ServerState) -> int:
+    def map_round(self, state: ServerState) -> int:
         """The round whose models the map of this round is fitted on: an earlier one, or this one."""
         fitted = state.extras["map"]
-        return state.round if fitted is None or state.round - fitted >= self.map_every else int(fitted)
+        if fitted is None or state.round - fitted >= self.map_every:
+            return state.round
+        return int(fitted)
 
-    def _along(self, state: ServerState) -> np.ndarray:
+    def fit_map(self, state: ServerState, updates: Sequence[Update], known: LatestModels) -> None:
+        """Fit the map to the leading principal directions of the round's models (Alg. 2), and write it."""
         assert state.archive is not None
-        return state.archive.get(MAP, self._map_of(state))
+        models = [known.parameters(update.participant) for update in updates]
+        state.archive.put(MAP, state.round, directions(models, self.dimensions))
+
+    def read_map(self, state: ServerState) -> np.ndarray:
+        """The map ``(D, d)`` of this round."""
+        assert state.archive is not None
+        return state.archive.get(MAP, self.map_round(state))
+
+    def cluster_first_time(self, state: ServerState, known: LatestModels, rows: np.ndarray) -> Assignment:
+        """Cluster the mapped models ``(m, D)`` by the best of some starts of k-means++."""
+        names = [*known.versions]
+        weights = np.ones(len(names))
+        sizes = state.sizes(names)
+        labels = first_kmeans(self.scale_rows(rows), self.k, weights, self.starts, self.seed, sizes)
+        return dict(zip(names, labels.tolist()))
+
+    def assign_to_centres(self, state: ServerState, known: LatestModels, rows: np.ndarray) -> Assignment:
+        """Assign each mapped model ``(m, D)`` to the most similar mapped centre (Eq. 4)."""
+        slots = self.list_slots(state)
+        ids = list(slots)
+        centres = mapped([state.bank[slot].part("all") for slot in slots.values()], self.read_map(state))
+        # An id without a cluster is infinitely far away.
+        distances = np.full((len(rows), ids[-1] + 1), np.inf)
+        distances[:, ids] = distances_between(rows, centres, METRICS[self.similarity])
+        return state.placed([*known.versions], distances.argmin(axis=1), lambda: distances)
+
+    def scale_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Mapped models ``(m, D)`` whose Euclidean distances order them as their similarity does."""
+        from sklearn.preprocessing import normalize
+
+        if self.similarity != "lrcos":
+            return rows
+        return np.asarray(normalize(rows))
+
+    def list_slots(self, state: ServerState) -> dict[int, str]:
+        """The slots of the existing clusters by id."""
+        slots = {k: cluster_slot(k) for k in range(self.clusters_in(state))}
+        return {k: slot for k, slot in slots.items() if slot in state.bank}
+
+    # ---- M-step ----
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
-        """A round's embedding counts in Phi; the centres are means of all known models, those on the server's disk."""
+        """Count a round's embedding in Phi. The centres are means of all known models on the server's disk."""
         return {update.main_slot: (PHI, self.weight(update))}
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """Phi (line 9), the M-step over all known models (line 12, Eq. 5), cluster-number tuning (line 13).
+        """Compute Phi (line 9), all centres (the M-step, line 12, Eq. 5), and tune their number (line 13)."""
+        known = self.list_known(state, updates)
+        clusters = self.compute_centres(state, known, assignment)
+        past = [change for change in state.extras["changes"] if state.round - change["round"] <= self.cooldown]
+        new = self.tune_number(state, clusters, past) if self.tuning else []
 
-        Phi is the mean of the round's embeddings; the paper prints their sum.
-        """
-        phi, common, known = state.bank[PHI], state.bank[GLOBAL], self._known(state, updates)
-        counted = ((u, self.counted(state, u, assignment)[u.main_slot]) for u in updates)
-        embeddings = ((state.trained(u).take(phi.layout), weight) for u, (_, weight) in counted)
-        slots = self._slots(state) or dict(enumerate(self.slots))
+        bank = {cluster_slot(k): centre for k, centre in clusters.centres.items()}
+        bank[PHI] = self.average_embeddings(state, updates, assignment)
+        bank[GLOBAL] = clusters.average(state.bank[GLOBAL])
+        extras = {
+            "ids": clusters.ids,
+            "known": known.versions,
+            "map": self.map_round(state),
+            "changes": [*past, *new],
+        }
+        notes = {"dispersion": as_json(clusters.dispersion()), "changes": new}
+        return ServerState(bank, clusters.assignment, state.round + 1, extras, notes=notes)
+
+    def average_embeddings(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> Params:
+        """Phi, the mean of the round's embeddings (line 9). The paper prints their sum."""
+        phi = state.bank[PHI]
+
+        def list_embeddings() -> Iterator[tuple[Params, float]]:
+            for update in updates:
+                _, weight = self.counted(state, update, assignment)[update.main_slot]
+                yield state.trained(update).take(phi.layout), weight
+
+        return weighted_mean(list_embeddings(), phi)
+
+    def compute_centres(self, state: ServerState, known: LatestModels, assignment: Assignment) -> Clusters:
+        """Each cluster's centre is the mean of its members' latest models (Eq. 5)."""
+        slots = self.list_slots(state) or dict(enumerate(self.slots))
         members: dict[int, list[str]] = {k: [] for k in slots}
         for name in known.versions:
             members[assignment[name]].append(name)
-        centres = {k: known.mean(members[k], self.weighting, state.bank.get(slot, common)) for k, slot in slots.items()}
-        clusters = Clusters(members, centres, state.extras["ids"], known, self.weighting)
-        past = [c for c in state.extras["changes"] if state.round - c["round"] <= self.cooldown]
-        new: list[dict[str, int]] = []
-        if self.tuning:
-            changed = tune(clusters, partial(self._halves, state, known), self.low, self.high, past)
-            new = [{"round": state.round, **change} for change in changed]
-        bank = {cluster_slot(k): centre for k, centre in centres.items()}
-        shares = ((centres[k], known.weight(names, self.weighting)) for k, names in members.items() if names)
-        bank |= {PHI: weighted_mean(embeddings, phi), GLOBAL: weighted_mean(shares, common)}
-        return ServerState(
-            bank,
-            {name: k for k, names in members.items() for name in names},
-            state.round + 1,
-            {"ids": clusters.ids, "known": known.versions, "map": self._map_of(state), "changes": [*past, *new]},
-            notes={"dispersion": as_json(clusters.dispersion()), "changes": new},
-        )
+        centres = {}
+        for k, slot in slots.items():
+            before = state.bank.get(slot, state.bank[GLOBAL])
+            centres[k] = known.mean(members[k], self.weighting, before)
+        return Clusters(members, centres, state.extras["ids"], known, self.weighting)
 
-    def _halves(self, state: ServerState, known: LatestModels, names: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Splits a cluster's members between two new centres, which k-means++ picks from their models (sec. 4.5).
+    def tune_number(
+        self, state: ServerState, clusters: Clusters, past: Sequence[dict[str, int]]
+    ) -> list[dict[str, int]]:
+        """Merge and split clusters (Alg. 3), and return these changes with their round."""
+        halves = partial(self.halve_cluster, state, clusters.known)
+        changes = tune(clusters, halves, self.low, self.high, past)
+        return [{"round": state.round, **change} for change in changes]
 
-        The second half is empty where no two halves are large enough.
-        One pass of re-clustering, as in the paper; the next rounds' E-steps go on from there.
+    def halve_cluster(
+        self, state: ServerState, known: LatestModels, names: Sequence[str]
+    ) -> tuple[list[str], list[str]]:
+        """Split a cluster's members between two new centres, which k-means++ picks from their models (sec. 4.5).
+
+        As in the paper there is one pass of re-clustering. The next rounds' E-steps go on from there.
+
+        Returns:
+            The names of both halves. The second half is empty if no two halves are large enough.
         """
+        whole: tuple[list[str], list[str]] = (list(names), [])
+        if len(names) < 2:
+            return whole
+        rows = self.scale_rows(mapped([known.parameters(name) for name in names], self.read_map(state)))
+        if (rows == rows[0]).all():
+            return whole
+        labels = self.cluster_in_two(rows, state.sizes(names, {}))
+        if labels is None:
+            return whole
+        first = [name for name, label in zip(names, labels) if label == 0]
+        second = [name for name, label in zip(names, labels) if label == 1]
+        return first, second
+
+    def cluster_in_two(self, rows: np.ndarray, sizes: Sizes | None) -> np.ndarray | None:
+        """Labels ``(m,)`` of mapped models ``(m, D)``, 0 or 1, or None if no two halves are large enough."""
         from sklearn.cluster import kmeans_plusplus
 
-        if len(names) < 2:
-            return list(names), []
-        rows = self._comparable(mapped([known.parameters(name) for name in names], self._along(state)))
-        if (rows == rows[0]).all():
-            return list(names), []
-        first = kmeans_plusplus(rows, 2, random_state=self.seed)[0]
-        sizes = state.sizes(names, {})
-        labels = numbered(closest(rows, first, np.ones(len(rows)), sizes, needed=(0, 1)))
-        if sizes is not None and not sizes.met(labels, needed=(0, 1)):
-            return list(names), []
-        first_half, second_half = ([name for name, label in zip(names, labels) if label == half] for half in (0, 1))
-        return first_half, second_half
+        both = (0, 1)
+        centres = kmeans_plusplus(rows, 2, random_state=self.seed)[0]
+        labels = numbered(closest(rows, centres, np.ones(len(rows)), sizes, needed=both))
+        if sizes is not None and not sizes.met(labels, needed=both):
+            return None
+        return labels
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The centres and the common model; the participants' own models stay with them."""
         return {slot: Served((model,)) for slot, model in state.bank.items() if slot != PHI}
-
-
-@dataclass
-class Clusters:
-    """A round's clusters after the M-step; tuning changes them in place.
-
-    Attributes:
-        members: names by cluster id; an empty cluster is left alone.
-        ids: ids given out so far.
-        known: the participants' models, which count in a centre by ``weighting``, as the method's setting.
-        inside: cached spread of clusters, as computing it reads their members' models; a change of a cluster drops it.
-    """
-
-    members: dict[int, list[str]]
-    centres: dict[int, Params]
-    ids: int
-    known: LatestModels
-    weighting: str
-    inside: dict[int, float] = field(default_factory=dict)
-
-    def dispersion(self) -> dict[int, float]:
-        """G_k = Dist_intra / Dist_inter of each cluster in use; infinity for one without any other apart."""
-        spread = {}
-        used = [k for k, names in self.members.items() if names]
-        for row, (k, squares) in enumerate(zip(used, self.between(used))):
-            if k not in self.inside:
-                self.inside[k] = self.known.spread(self.members[k], self.centres[k])
-            others = np.delete(squares, row)
-            apart = float(others.mean()) if len(others) else 0.0
-            spread[k] = self.inside[k] / apart if apart > 0 else float("inf")
-        return spread
-
-    def between(self, used: Sequence[int]) -> np.ndarray:
-        """Squared distances between these centres, computed after subtracting their mean."""
-        from sklearn.metrics.pairwise import euclidean_distances
-
-        rows = np.stack([self.centres[k].part("all").astype(np.float64) for k in used])
-        return np.asarray(euclidean_distances(rows - rows.mean(axis=0), squared=True))
-
-    def merge(self, cluster: int, into: int) -> None:
-        """Moves a cluster's members to another one, and drops its id."""
-        members = self.members[into] + self.members.pop(cluster)
-        self._set(into, members, self.centres.pop(cluster))
-
-    def split(self, cluster: int, halves: tuple[list[str], list[str]]) -> int:
-        """Moves the second half of a cluster's members to a new cluster, and returns its id."""
-        new, before = self.ids, self.centres[cluster]
-        self.ids += 1
-        for k, names in zip((cluster, new), halves):
-            self._set(k, names, before)
-        return new
-
-    def _set(self, cluster: int, names: list[str], otherwise: Params) -> None:
-        self.members[cluster], self.centres[cluster] = names, self.known.mean(names, self.weighting, otherwise)
-        self.inside.pop(cluster, None)
-
-
-def tune(
-    clusters: Clusters, halves: Halves, low: float, high: float, past: Sequence[dict[str, int]]
-) -> list[dict[str, int]]:
-    """One pass of the tuning: G_k is computed for all clusters first, then each cluster changes at most once.
-
-    A cluster of two members or more with G_k below ``low`` is merged into the nearest one, with G_k above ``high`` it
-    is split by ``halves``. ``past`` has such changes that may not be undone yet.
-
-    Returns:
-        ``{"cluster", "into"}`` for a merge, ``{"cluster", "new"}`` for a split. The clusters are changed in place.
-    """
-    spread = clusters.dispersion()
-    if len(spread) == 1:
-        return _first_split(clusters, halves, low, high, past)
-    ids, between = list(spread), clusters.between(list(spread))
-    np.fill_diagonal(between, np.inf)
-    were_split, were_merged = {(c["cluster"], c.get("new")) for c in past}, {c.get("into") for c in past}
-    changed: set[int] = set()
-    changes = []
-    for cluster, squares in zip(ids, between):
-        if cluster in changed or len(clusters.members[cluster]) < 2:
-            continue
-        nearest = ids[int(squares.argmin())]
-        if spread[cluster] < low:
-            if nearest not in changed and (min(cluster, nearest), max(cluster, nearest)) not in were_split:
-                clusters.merge(cluster, nearest)
-                changes.append({"cluster": cluster, "into": nearest})
-                changed |= {cluster, nearest}
-        elif spread[cluster] > high and cluster not in were_merged:
-            changed.add(cluster)
-            if all(parts := halves(clusters.members[cluster])):
-                changes.append({"cluster": cluster, "new": clusters.split(cluster, parts)})
-    return changes
-
-
-def _first_split(
-    clusters: Clusters, halves: Halves, low: float, high: float, past: Sequence[dict[str, int]]
-) -> list[dict[str, int]]:
-    """A single cluster has no G: a split is tried, and kept if both halves end with a <= G <= b."""
-    ((cluster, names),) = [(k, names) for k, names in clusters.members.items() if names]
-    parts = halves(names)
-    if not all(parts) or any(c.get("into") == cluster for c in past):
-        return []
-    tried = replace(clusters, members={**clusters.members}, centres={**clusters.centres}, inside={**clusters.inside})
-    change = {"cluster": cluster, "new": tried.split(cluster, parts)}
-    if not all(low <= g <= high for g in tried.dispersion().values()):
-        return []
-    clusters.split(cluster, parts)
-    return [change]
-
-
-def as_json(spread: dict[int, float]) -> dict[str, Any]:
-    """G_k by cluster, None where it is infinite: a single cluster, or centres that coincide."""
-    return {str(k): g if math.isfinite(g) else None for k, g in spread.items()}

@@ -1,6 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FeSEM and WeCFL: the server clusters the participants' trained models by k-means."""
+"""FeSEM and WeCFL: the server clusters the participants' trained models by k-means.
+
+* Jie Ma, Guodong Long, Tianyi Zhou, Jing Jiang, Chengqi Zhang: On the Convergence of Clustered Federated Learning,
+  2022, https://arxiv.org/abs/2202.06187 (WeCFL).
+* Ming Xie, Guodong Long, Tao Shen, Tianyi Zhou, Xianzhi Wang, Jing Jiang, Chengqi Zhang: Multi-Center Federated
+  Learning, 2021, https://arxiv.org/abs/2005.01026 (FeSEM).
+"""
 
 from __future__ import annotations
 
@@ -12,12 +18,16 @@ from typing import ClassVar
 import numpy as np
 
 from cfl_flare.clustering.agglomerative import distances_between
+from cfl_flare.clustering.floor import Sizes
 from cfl_flare.clustering.kmeans import first_kmeans, lloyd
 from cfl_flare.clustering.measures import points
 from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.slots import COMPARED
 from cfl_flare.methods.state import CLUSTERED, Assignment, Counts, Download, Plan, ServerState, Traits, Update, heads
+
+# The label of a participant that has no cluster yet.
+LATE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,56 +50,90 @@ class WeCFL(Method):
         rule = "centre closest in direction, from the common model"
         return replace(CLUSTERED, clusters=self.k, joins_by=rule, cluster_on=self.cluster_on, mergeable=True)
 
+    def has_clusters(self, state: ServerState) -> bool:
+        """Whether an earlier round has made the K centres."""
+        return cluster_slot(0) in state.bank
+
+    def is_frozen(self, state: ServerState) -> bool:
+        """Whether the assignment stays as it is from now on (few-shot clustering)."""
+        if self.clustering_rounds is None:
+            return False
+        return self.has_clusters(state) and state.round >= self.clustering_rounds
+
     def plan(self, state: ServerState) -> Plan:
-        """The first E-step needs a participant for each cluster."""
-        return Plan(fewest=1 if cluster_slot(0) in state.bank else self.k)
+        """Ask for K updates in the first E-step, so that each cluster has a participant."""
+        return Plan(fewest=1 if self.has_clusters(state) else self.k)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """The centre of its cluster, or the common model before its first assignment."""
-        known = state.assignment.get(participant)
-        return self.with_penalties(state, Download((GLOBAL if known is None else cluster_slot(known),)))
+        """Send the centre of the participant's cluster, or the common model before its first assignment."""
+        cluster = state.assignment.get(participant)
+        slot = GLOBAL if cluster is None else cluster_slot(cluster)
+        return self.with_penalties(state, Download((slot,)))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """E-step (thesis Eq. 3.3b): k-means++ at first, then k-means warm-started at the centres.
+        """Assign each participant to a cluster: the E-step (thesis Eq. 3.3b).
 
-        The warm start keeps the clusters' labels. Clusters without a participant in this round keep their centre.
-
-        In the papers all participants train in every round. One that joins later goes to the cluster in whose direction
-        it moved from the common model. In one round a model does not move far, so that by distance the centre closest
-        to the common model would always win.
+        In the papers all participants train in every round. Here a participant may join later.
         """
-        names, weights = [u.participant for u in heads(updates)], np.array([self.weight(u) for u in heads(updates)])
-        labels = np.array([state.assignment.get(name, -1) for name in names])
-        late, clustered = labels < 0, self.slots[0] in state.bank
-        frozen = clustered and self.clustering_rounds is not None and state.round >= self.clustering_rounds
-        if frozen and not late.any():
+        names = [update.participant for update in heads(updates)]
+        labels = np.array([state.assignment.get(name, LATE) for name in names])
+        is_late = labels == LATE
+        if self.is_frozen(state) and not is_late.any():
             return dict(zip(names, labels.tolist()))
-        common = self.features(state.bank[GLOBAL])
-        slots = self.slots[: state.possible(self.k)] if clustered else ()
-        vectors = chain((self.vector(state, u) for u in updates), (self.features(state.bank[slot]) for slot in slots))
-        features, centres = np.split(points(vector - common for vector in vectors), [len(names)])
-        if not slots:
+
+        # The first E-step is k-means++.
+        weights = np.array([self.weight(update) for update in heads(updates)])
+        features, centres = self.compute_features(state, updates)
+        if not self.has_clusters(state):
             labels = first_kmeans(features, self.k, weights, self.starts, self.seed, state.sizes(names))
             return dict(zip(names, labels.tolist()))
-        if late.any():
-            labels[late] = distances_between(features[late], centres, "cosine").argmin(axis=1)
-        if not (late.all() or frozen):
-            rest = {name: int(label) for name, label in zip(names, labels) if name not in state.assignment}
-            sizes = state.sizes([name for name in names if name not in rest], {**state.assignment, **rest})
-            labels[~late] = lloyd(features[~late], centres, weights[~late], sizes=sizes)
+
+        # A participant without a cluster joins the one in whose direction it moved from the common model. In one round
+        # a model does not move far. By distance, the centre closest to the common model would always win.
+        if is_late.any():
+            labels[is_late] = distances_between(features[is_late], centres, "cosine").argmin(axis=1)
+
+        # All others take k-means steps that begin at the centres. So clusters keep their labels, and a cluster without
+        # a participant in this round keeps its centre.
+        if not (is_late.all() or self.is_frozen(state)):
+            known = ~is_late
+            sizes = self.remaining_sizes(state, names, labels)
+            labels[known] = lloyd(features[known], centres, weights[known], sizes=sizes)
         return dict(zip(names, labels.tolist()))
 
+    def compute_features(self, state: ServerState, updates: Sequence[Update]) -> tuple[np.ndarray, np.ndarray]:
+        """Compute the points that k-means sees, relative to the common model.
+
+        Returns:
+            The trained models' points ``(m, d)`` and the centres' ``(k, d)``. There are no centres before the first
+            E-step, and at most as many as can have the minimum size.
+        """
+        common = self.features(state.bank[GLOBAL])
+        slots = self.slots[: state.possible(self.k)] if self.has_clusters(state) else ()
+        models = (self.vector(state, update) for update in updates)
+        centres = (self.features(state.bank[slot]) for slot in slots)
+        together = points(vector - common for vector in chain(models, centres))
+        features, centre_points = np.split(together, [len(updates)])
+        return features, centre_points
+
+    def remaining_sizes(self, state: ServerState, names: Sequence[str], labels: np.ndarray) -> Sizes | None:
+        """The minimum sizes that those with a cluster have to meet, after latecomers were placed by ``labels``."""
+        known = [name for name in names if name in state.assignment]
+        placed = {name: int(label) for name, label in zip(names, labels) if name not in state.assignment}
+        return state.sizes(known, {**state.assignment, **placed})
+
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
-        """A trained model counts in its participant's new cluster, wherever its training began."""
+        """Count a trained model in its participant's new cluster, wherever its training began."""
         return self.by_cluster(update, assignment)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """M-step (thesis Eq. 3.3a): the psi-weighted mean inside each cluster.
+        """Compute the psi-weighted mean inside each cluster: the M-step (thesis Eq. 3.3a).
 
         The common model is for participants that have no cluster yet. It becomes the mean of the centres, weighted by
         their clusters' weights in this round (thesis Eq. 5.6).
         """
-        return self.with_common(state, self.centres(state, updates, assignment), updates, assignment)
+        centres = self.centres(state, updates, assignment)
+        return self.with_common(state, centres, updates, assignment)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import CGPFL, Download, Ensemble, FedAC, ServerState, Update
-from cfl_flare.methods.fedac import Clusters, tune
+from cfl_flare.methods.fedac_tuning import Clusters, tune
 from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.report.figures import draw
 from cfl_flare.results.metrics import measure_round
