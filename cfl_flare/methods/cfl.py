@@ -1,6 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""CFL: one cluster of all, split in two again and again where its members pull in different directions."""
+"""CFL: one cluster of all, split in two again and again where its members pull in different directions.
+
+Felix Sattler, Klaus-Robert Müller, Wojciech Samek: Clustered Federated Learning: Model-Agnostic Distributed Multitask
+Optimization under Privacy Constraints, IEEE TNNLS 2020, https://arxiv.org/abs/1910.01991.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,8 @@ from cfl_flare.methods.slots import COMPARED, is_cluster
 from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, ServerState, Traits, Update
 from cfl_flare.training.ensemble import Served
 
-SPLITS, SETTLED = "splits", "settled"
+SPLITS = "splits"
+SETTLED = "settled"
 
 
 def parent_slot(cluster: int) -> str:
@@ -83,9 +88,13 @@ class CFL(Method):
 
     def open_split(self, state: ServerState, participant: str) -> int | None:
         """The new cluster of the first split of a participant's cluster at which it was absent."""
-        splits, at = state.extras[SPLITS], state.assignment.get(participant, 0)
+        parents = state.extras[SPLITS]
+        cluster = state.assignment.get(participant, 0)
         known = state.extras[SETTLED].get(participant, 0)
-        return next((i + 1 for i in range(known, len(splits)) if splits[i] == at), None)
+        for i in range(known, len(parents)):
+            if parents[i] == cluster:
+                return i + 1
+        return None
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """The model of the participant's cluster, or the one at whose split it was absent."""
@@ -94,41 +103,55 @@ class CFL(Method):
         return Download((slot if child is None else parent_slot(child),))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """Splits the clusters that are due, and assigns absent participants to their half."""
+        """Assign absent participants to their half, and split the clusters that are due."""
         assignment = {}
         for update in updates:
-            child, at = self.open_split(state, update.participant), state.assignment.get(update.participant, 0)
-            assignment[update.participant] = at if child is None else self._closer(state, update, at, child)
+            cluster = state.assignment.get(update.participant, 0)
+            child = self.open_split(state, update.participant)
+            if child is not None:
+                cluster = self._closer(state, update, cluster, child)
+            assignment[update.participant] = cluster
         for parent in self._ripe(state, updates):
-            members = [i for i, u in enumerate(updates) if cluster_slot(parent) in u.diffs]
+            members = [i for i, update in enumerate(updates) if cluster_slot(parent) in update.diffs]
             names = [updates[i].participant for i in members]
-            rows = points(self.features(updates[i].main_diff) for i in members)
-            halves = self._halves(rows, state.sizes(names, {}))
-            if halves is not None:
-                new = max([self.clusters_in(state) - 1, *assignment.values()]) + 1
-                assignment.update({name: new for name, half in zip(names, halves) if half})
+            features = points(self.features(updates[i].main_diff) for i in members)
+            halves = self._halves(features, state.sizes(names, {}))
+            if halves is None:
+                continue
+            new = max([self.clusters_in(state) - 1, *assignment.values()]) + 1
+            assignment.update({name: new for name, half in zip(names, halves) if half})
         return assignment
 
     def _closer(self, state: ServerState, update: Update, parent: int, child: int) -> int:
         """The half whose mean update at the split is closer by cosine similarity; ties go to the parent's id."""
-        start, update_row = self.features(state.bank[parent_slot(child)]), self.features(update.main_diff)[None]
+        start = self.features(state.bank[parent_slot(child)])
+        row = self.features(update.main_diff)[None]
         means = [self.features(state.bank[half_slot(child, left)]) - start for left in (False, True)]
-        stayed, left = (float(distances_between(update_row, mean[None], "cosine")[0, 0]) for mean in means)
+        stayed, left = (float(distances_between(row, mean[None], "cosine")[0, 0]) for mean in means)
         return child if left < stayed else parent
 
     def _ripe(self, state: ServerState, updates: Sequence[Update]) -> list[int]:
         """The clusters with ||sum psi_i u_i|| < eps1 and max ||u_i|| > eps2, and at least two present members."""
+        if state.round < self.min_rounds:
+            return []
         sums: dict[str, np.ndarray] = {}
-        weights, largest, count = (dict[str, float]() for _ in range(3))
-        for update, slot in self._of_clusters(updates if state.round >= self.min_rounds else ()):
-            row, weight = self.features(update.main_diff).astype(np.float64), self.weight(update)
+        weights: dict[str, float] = {}
+        norms: dict[str, list[float]] = {}
+        for update, slot in self._of_clusters(updates):
+            row = self.features(update.main_diff).astype(np.float64)
+            weight = self.weight(update)
             sums[slot] = sums.get(slot, 0.0) + weight * row
             weights[slot] = weights.get(slot, 0.0) + weight
-            largest[slot] = max(largest.get(slot, 0.0), float(np.linalg.norm(row)))
-            count[slot] = count.get(slot, 0) + 1
-        still = [s for s, total in sums.items() if np.linalg.norm(total) < self.eps1 * weights[s]]
-        ripe = [s for s in still if largest[s] > self.eps2 and count[s] > 1]
-        return [k for k in range(self.clusters_in(state)) if cluster_slot(k) in ripe]
+            norms.setdefault(slot, []).append(float(np.linalg.norm(row)))
+        ripe = []
+        for k in range(self.clusters_in(state)):
+            slot = cluster_slot(k)
+            if len(norms.get(slot, ())) < 2:
+                continue
+            is_still = np.linalg.norm(sums[slot]) < self.eps1 * weights[slot]
+            if is_still and max(norms[slot]) > self.eps2:
+                ripe.append(k)
+        return ripe
 
     def _halves(self, features: np.ndarray, sizes: Sizes | None) -> np.ndarray | None:
         """0 or 1 for each member, by cosine similarity; None where gamma_max or the members' sizes forbid the split.

@@ -1,11 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedCUAU: clusters by how heterogeneous a participant's data is; knowledge flows towards the more heterogeneous."""
+"""FedCUAU: clusters by how heterogeneous a participant's data is; knowledge flows towards the more heterogeneous.
+
+FedCUAU (anonymous, under review). Lines and sections are those of its Algorithm 1.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -23,7 +26,11 @@ from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerSt
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 
-SHARED, AU = "shared", "au"
+# The slots of the shared layers, and of the mean update.
+SHARED = "shared"
+AU = "au"
+# In the state once stage 1 is done: the percentile points between clusters.
+THRESHOLDS = "thresholds"
 BASES: dict[str, FedAvg] = {m.name: m for m in (FedAvg(), FedProx(), FedBABU(finetune=False), FedPer())}
 
 
@@ -118,8 +125,12 @@ class FedCUAU(Method):
 
         Later rounds sample as the base's rounds, which have no stage 1 before them.
         """
-        first = "thresholds" not in state.extras
+        first = self.is_stage_one(state)
         return Plan(everyone=first, draw=max(0, state.round - 1), fewest=self.k if first else 1)
+
+    def is_stage_one(self, state: ServerState) -> bool:
+        """Whether the coming round is stage 1 (lines 2-9)."""
+        return THRESHOLDS not in state.extras
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
         super().check(layout, rounds)
@@ -150,13 +161,14 @@ class FedCUAU(Method):
         The slots to train always follow these two, even if one of them is repeated, so that both sides know them. A
         participant with none of them does stage 1, and sends only the difference of its head.
         """
-        if "thresholds" not in state.extras:
+        if self.is_stage_one(state):
             return Download(returns=(AU,))
         cluster = state.assignment.get(participant)
-        served = cluster if cluster is not None and (self.finetune or isinstance(self.inner, FedPer)) else 0
-        sent = Download((SHARED, self.slots[served]), returns=(AU,))
-        trains = () if cluster is None else self.slots[cluster:]
-        return replace(sent, to_train=trains, returns=(*trains, SHARED)) if trains else sent
+        if cluster is None:
+            return Download((SHARED, self.slots[0]), returns=(AU,))
+        served = cluster if self.finetune or isinstance(self.inner, FedPer) else 0
+        trains = self.slots[cluster:]
+        return Download((SHARED, self.slots[served]), to_train=trains, returns=(*trains, SHARED))
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         if not download.slots[2:]:
@@ -175,25 +187,34 @@ class FedCUAU(Method):
         The head of FedBABU and FedPer stays as the base's step left it. BatchNorm in the frozen layers uses its
         batches' statistics, as in all training.
         """
-        view, (*copies, last) = _stage_two(learner), download.slots[2:]
+        view = _stage_two(learner)
+        *copies, last = download.slots[2:]
         update = self.inner.local_update(view, self._composed(learner, download, last))
         (diff,) = update.diffs.values()
         diffs = {slot: diff.take(download.model(slot).layout) for slot in (SHARED, last)}
-        joint = learner.trained = view.trained
+        joint = view.trained
         assert isinstance(joint, Params)
-        for slot in reversed(copies):  # the own cluster's is the last, and what the training ended with
+        learner.trained = joint
+
+        # The copy of the own cluster is trained last. It is what the participant's training ends with.
+        for slot in reversed(copies):
+            layout = download.model(slot).layout
             start = with_part(joint, download.model(slot))
-            frozen = parameters_outside(download.model(slot).layout, joint.layout)
+            frozen = parameters_outside(layout, joint.layout)
             terms = self.inner.terms(Download((slot,), (start,)), slot)
-            learner.trained = trained = view.part(slot).train(start, terms, frozen=frozen)
-            diffs[slot] = (trained - start).take(download.model(slot).layout)
+            trained = view.part(slot).train(start, terms, frozen=frozen)
+            diffs[slot] = (trained - start).take(layout)
+            learner.trained = trained
         return replace(update, diffs=diffs)
 
     def _composed(self, learner: Learner, download: Download, slot: str) -> Download:
         """The base's download: the shared layers with a cluster's."""
         layout = learner.initial(0).layout
-        model = (layout.backbone if self.headless else layout).join(download.model(SHARED), download.model(slot))
-        return Download((BACKBONE if self.headless else GLOBAL,), (model,))
+        name = GLOBAL
+        if self.headless:
+            layout = layout.backbone
+            name = BACKBONE
+        return Download((name,), (layout.join(download.model(SHARED), download.model(slot)),))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """In stage 2 all stay in their clusters.
@@ -214,22 +235,32 @@ class FedCUAU(Method):
         The pseudo-code's further 1/N and 1/K are misprints: with them no mean would be one.
         """
         means = self.means(state, updates)
-        first = "thresholds" not in state.extras
-        au = means[AU] if first else state.bank[AU]
-        apart = {u.participant: (u.diffs[AU] - au).vector for u in updates if AU in u.diffs}
-        divergence = {name: float(np.linalg.norm(vector.astype(np.float64))) for name, vector in apart.items()}
-        if first:  # P_{i-1/C} < CUAU_k <= P_{i/C} (line 9), by rank: as printed, the smallest would be in none
-            sizes = state.sizes([*divergence])
-            for k in range(self.k, 0, -1):  # as many bins as can be large enough
-                bins = by_rank(divergence, k)
-                if sizes is None or sizes.met(np.array([bins[name] for name in divergence])):
-                    break
-            return state.after(means, bins, thresholds=thresholds(divergence, bins, k))
-        limits = state.extras["thresholds"]
-        return state.after({**means, AU: au}, {name: bisect_left(limits, value) for name, value in divergence.items()})
+        if self.is_stage_one(state):
+            divergence = compute_divergences(updates, means[AU])
+            bins, k = self.divide_by_rank(state, divergence)
+            return state.after(means, bins, **{THRESHOLDS: thresholds(divergence, bins, k)})
+
+        # A participant that did stage 1 later is placed between the percentile points of round 0.
+        au = state.bank[AU]
+        limits = state.extras[THRESHOLDS]
+        placed = {name: bisect_left(limits, value) for name, value in compute_divergences(updates, au).items()}
+        return state.after({**means, AU: au}, placed)
+
+    def divide_by_rank(self, state: ServerState, divergence: Mapping[str, float]) -> tuple[dict[str, int], int]:
+        """Assign P_{i-1/C} < CUAU_k <= P_{i/C} (line 9), by rank, as in print the smallest would be in no cluster.
+
+        Returns:
+            Each participant's cluster, and the number of clusters: as many of C as can be large enough.
+        """
+        sizes = state.sizes([*divergence])
+        for k in range(self.k, 0, -1):
+            bins = by_rank(divergence, k)
+            if sizes is None or sizes.met(np.array([bins[name] for name in divergence])):
+                break
+        return bins, k
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
-        """C1's model, or the own cluster's; before stage 1 the initial one."""
+        """Predict with C1's model or the own cluster's, before stage 1 with the initial model."""
         if not download.slots:
             return learner.initial(0)
         return self.inner.serve(_stage_two(learner), self._composed(learner, download, download.slots[1]))
@@ -240,10 +271,23 @@ class FedCUAU(Method):
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """Each cluster's model; with FedBABU's head, or for FedPer the run's untrained one."""
-        rest, untrained = [state.bank[SHARED]], frozenset[str]()
+        rest = [state.bank[SHARED]]
+        untrained = frozenset[str]()
         if isinstance(self.inner, BackboneOnly):
-            rest, untrained = [*rest, state.bank[HEAD]], self.inner.untrained(state.bank[HEAD])
+            head = state.bank[HEAD]
+            rest.append(head)
+            untrained = self.inner.untrained(head)
         return {slot: Served((layout.join(*rest, state.bank[slot]),), untrained=untrained) for slot in self.slots}
+
+
+def compute_divergences(updates: Sequence[Update], au: Params) -> dict[str, float]:
+    """CUAU_k = ||CU_k - AU||_2 of each participant that did stage 1 in this round (line 8)."""
+    divergences = {}
+    for update in updates:
+        if AU in update.diffs:
+            vector = (update.diffs[AU] - au).vector.astype(np.float64)
+            divergences[update.participant] = float(np.linalg.norm(vector))
+    return divergences
 
 
 def _stage_two(learner: Learner) -> Learner:

@@ -1,6 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedDSMIC and FedDS: the server clusters participants by their models' predictions on samples that it holds."""
+"""FedDSMIC and FedDS: the server clusters participants by their models' predictions on samples that it holds.
+
+Xiaoying Li, Xiaojun Chen, Shaopu Wang, Yangyang Ding, Kaiyun Li: Multi-initial-Center Federated Learning with Data
+Distribution Similarity-Aware Constraint, 2022. Lines and equations are those of its Algorithms 1 and 2.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,8 @@ from cfl_flare.methods.state import CLUSTERED, Assignment, Counts, Download, Ind
 from cfl_flare.training.ensemble import Served
 
 # The untrained model from which a newcomer trains until it has a cluster, and the clusters from which the others start.
-NEWCOMER, START = "newcomer", "start"
+NEWCOMER = "newcomer"
+START = "start"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +62,7 @@ class FedDS(Method):
         )
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
-        """C centres from C seeds (Alg. 1, line 1), and an untrained model for newcomers.
+        """Start C centres from C seeds (Alg. 1, line 1), and an untrained model for newcomers.
 
         The participants are spread over the centres evenly, in an order that depends on their names and the seed alone.
         Participants that join the run later are newcomers.
@@ -68,14 +73,18 @@ class FedDS(Method):
         return ServerState(bank={**models, NEWCOMER: initial(self.k)}, extras={START: spread})
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """The centre of its cluster (Alg. 1, line 18); a newcomer first trains an untrained model for a round."""
-        cluster = state.assignment.get(participant, state.extras.get(START, {}).get(participant))
+        """Send the centre of the participant's cluster (Alg. 1, line 18).
+
+        A newcomer has no cluster. It first trains an untrained model for a round.
+        """
+        first = state.extras.get(START, {}).get(participant)
+        cluster = state.assignment.get(participant, first)
         if cluster is None:
             return Download((NEWCOMER,))
         return self.with_penalties(state, Download((cluster_slot(cluster),)))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """c(i) = argmin_c KL(w_i^(t+1) || w~_c^t) on the indicator samples (Eq. 6, 7), ties to the lowest c.
+        """Assign c(i) = argmin_c KL(w_i^(t+1) || w~_c^t) on the indicator samples (Eq. 6, 7), ties to the lowest c.
 
         As in Alg. 1, line 11, the trained models are compared with the centres that were sent in this round, before
         they are averaged anew.
@@ -83,20 +92,26 @@ class FedDS(Method):
         predict = state.logits
         if predict is None:
             raise ConfigError(f"method {self.name}: the server has no indicator samples; provide some")
-        centres = predict([state.bank[slot] for slot in self.slots[: state.possible(self.k)]])
-        rows = {u.participant: divergences(predict([state.trained(u)]), centres)[0] for u in updates}
+        slots = self.slots[: state.possible(self.k)]
+        centres = predict([state.bank[slot] for slot in slots])
+        rows = {}
+        for update in updates:
+            model = predict([state.trained(update)])
+            rows[update.participant] = divergences(model, centres)[0]
         distances = np.stack([*rows.values()])
         return state.placed([*rows], distances.argmin(axis=1), lambda: distances)
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
-        """A trained model counts in the cluster that predicts most like it (Eq. 17).
+        """Count a trained model in the cluster that predicts most like it (Eq. 17).
 
-        A newcomer's did not start from a centre: it decides the cluster and counts nowhere.
+        A newcomer's model did not start from a centre. It decides the cluster and counts nowhere.
         """
-        return {} if NEWCOMER in update.diffs else self.by_cluster(update, assignment)
+        if NEWCOMER in update.diffs:
+            return {}
+        return self.by_cluster(update, assignment)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """w~_c = sum n_i / n_c w_i inside each cluster (Eq. 17); an empty cluster keeps its centre.
+        """Compute w~_c = sum n_i / n_c w_i inside each cluster (Eq. 17). An empty cluster keeps its centre.
 
         For penalties that need it, the mean of the centres is kept as well (thesis Eq. 5.6).
         """

@@ -1,6 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""IFCA and HypCluster: participants choose the one of K models that fits them best."""
+"""IFCA and HypCluster: participants choose the one of K models that fits them best.
+
+* Avishek Ghosh, Jichan Chung, Dong Yin, Kannan Ramchandran: An Efficient Framework for Clustered Federated Learning,
+  NeurIPS 2020, https://arxiv.org/abs/2006.04088 (IFCA).
+* Yishay Mansour, Mehryar Mohri, Jae Ro, Ananda Theertha Suresh: Three Approaches for Personalization with Applications
+  to Federated Learning, 2020, https://arxiv.org/abs/2002.10619 (HypCluster).
+"""
 
 from __future__ import annotations
 
@@ -77,32 +83,36 @@ class IFCA(Method):
             layout.select("backbone")
 
     def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
-        """K models from K seeds; from one, if the first round makes them."""
+        """Start K models from K seeds, or from one seed if the first round makes them."""
         models = {slot: initial(0 if self.warm_start else k) for k, slot in enumerate(self.slots)}
-        return ServerState(bank=shared_backbone(models) if self.shared_backbone else models)
+        if self.shared_backbone:
+            models = shared_backbone(models)
+        return ServerState(bank=models)
 
-    def warming(self, state: ServerState) -> bool:
+    def is_warming(self, state: ServerState) -> bool:
         """Whether the K models are still to be made, from what all participants train of one."""
         return self.warm_start and not state.assignment
 
     def plan(self, state: ServerState) -> Plan:
-        """Each centre of a warm start needs a participant."""
-        return Plan(fewest=self.k if self.warming(state) else 1)
+        """Ask for K updates in a warm start, so that each centre has a participant."""
+        return Plan(fewest=self.k if self.is_warming(state) else 1)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
-        """All K models; the participant reports which one it trained."""
-        if self.warming(state):
+        """Send all K models. The participant reports which one it trained."""
+        if self.is_warming(state):
             return Download((cluster_slot(0),))
         choices = self.choices(state)
         sent = Download(tuple(choices.values()), choices=choices)
-        return on_backbone(sent) if self.shared_backbone else self.with_penalties(state, sent)
+        if self.shared_backbone:
+            return on_backbone(sent)
+        return self.with_penalties(state, sent)
 
     def choose(self, learner: Learner, download: Download) -> int:
-        """c(i) = argmin_k loss(Theta_k, own training data), ties to the lowest k (thesis Eq. 3.1b)."""
+        """Choose c(i) = argmin_k loss(Theta_k, own training data), ties to the lowest k (thesis Eq. 3.1b)."""
         return of_least_loss(learner, download, self.assignment_samples, self.race)
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        """Trains a copy of the chosen model, or of the only one."""
+        """Train a copy of the chosen model, or of the only one (option II, model averaging)."""
         if not download.choices:
             return super().local_update(learner, download)
         chosen = self.choose(learner, download)
@@ -114,20 +124,25 @@ class IFCA(Method):
         return download.model(cluster_slot(self.choose(learner, download)))
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """The participants have chosen already. In a warm start, k-means over the directions of their updates."""
-        if not self.warming(state):
-            return {u.participant: u.cluster for u in updates if u.cluster is not None}
-        at = points(direction(u.main_diff) for u in updates)
-        names, weights = [u.participant for u in heads(updates)], np.array([self.weight(u) for u in heads(updates)])
-        return dict(zip(names, first_kmeans(at, self.k, weights, sizes=state.sizes(names)).tolist()))
+        """Take the participants' own choices. A warm start clusters the directions of their updates by k-means."""
+        if not self.is_warming(state):
+            return {update.participant: update.cluster for update in updates if update.cluster is not None}
+        features = points(direction(update.main_diff) for update in updates)
+        names = [update.participant for update in heads(updates)]
+        weights = np.array([self.weight(update) for update in heads(updates)])
+        labels = first_kmeans(features, self.k, weights, sizes=state.sizes(names))
+        return dict(zip(names, labels.tolist()))
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
-        """A model counts where it was trained; in a warm start, in the cluster that it gave its participant."""
-        return self.by_cluster(update, assignment) if self.warming(state) else self.by_slot(update)
+        """Count a model where it was trained, or after a warm start in its participant's cluster."""
+        if self.is_warming(state):
+            return self.by_cluster(update, assignment)
+        return self.by_slot(update)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        """Averages each model over the participants that chose it, by their samples (thesis Eq. 2.6; Eq. 3.1a has 1/m).
+        """Average each model over the participants that chose it, weighted by their samples (thesis Eq. 2.6).
 
+        Thesis Eq. 3.1a has 1/m in place of the weights.
         An empty cluster keeps its model. With penalties, the mean of the K models is kept as well (thesis Eq. 5.6).
         """
         means = self.means(state, updates, assignment)
