@@ -31,13 +31,37 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 # The model that all train until the number of clusters is known; what the state says from then on.
-COMMON, NUMBER_FOUND, BEGAN = "common", "found", "began"
+COMMON = "common"
+NUMBER_FOUND = "found"
+BEGAN = "began"
 # What `automatic` gives to the whole, not to the base.
 OF_WHOLE = ("warmup", "finetune", "finetune_epochs")
 
 
 def with_clusters(base: Method, k: int) -> Method:
     return replace(base, k=k)  # type: ignore[call-arg]
+
+
+def label_nearest(products: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Label all participants by the nearest mean of the clusters that were found among some of them.
+
+    Args:
+        products: inner products ``(m, m)`` of all updates.
+        rows: places ``(n,)`` of the participants that have labels.
+        labels: ``(n,)`` int, 0 to k - 1.
+
+    Returns:
+        Labels ``(m,)``. Those who had a label keep it.
+    """
+    clusters = [rows[labels == k] for k in range(labels.max() + 1)]
+    # Row k has the weights with which cluster k's mean is a sum of updates.
+    weights = np.stack([np.bincount(members, minlength=len(products)) / len(members) for members in clusters])
+    squares = np.einsum("ki,ij,kj->k", weights, products, weights)
+    # ||u_i - mean_k||^2 without ||u_i||^2, which is the same for all k.
+    distances = squares - 2 * products @ weights.T
+    nearest = distances.argmin(axis=1)
+    nearest[rows] = labels
+    return np.asarray(nearest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,37 +92,44 @@ class Warmup(FedAvg):
         if not self.searches(state):
             return {}
         products = inner_products(self.base.features(update.main_diff) for update in updates)
-        names = [u.participant for u in heads(updates)]
-        number, labels, counted = self._number(products, names, state)
-        state.notes[NUMBER] = note = noted(number, counted)
+        names = [update.participant for update in heads(updates)]
+        number, rows = self.find_number(state, products, names)
+        labels = label_nearest(products, rows, number.labels)
+
+        note = noted(number, [names[i] for i in rows.tolist()])
+        state.notes[NUMBER] = note
         logger.info("%s", in_words(note))
         return dict(zip(names, labels.tolist()))
 
-    def _number(
-        self, products: np.ndarray, names: Sequence[str], state: ServerState
-    ) -> tuple[ClusterCount, np.ndarray, list[str]]:
-        """The number of clusters, each one's label, and who has a say in the number: not a group below the floor.
+    def find_number(
+        self, state: ServerState, products: np.ndarray, names: Sequence[str]
+    ) -> tuple[ClusterCount, np.ndarray]:
+        """Find the number of clusters by the gap statistic.
 
-        Such groups open no cluster: the search goes on among the others, and theirs is the nearest of its clusters.
+        A group below the minimum size opens no cluster. The search goes on among the other participants.
+
+        Args:
+            state: the server's, with the minimum sizes.
+            products: inner products ``(m, m)`` of the updates.
+            names: the m participants.
+
+        Returns:
+            The number with labels, and the places ``(n,)`` of the participants that it was found among.
         """
-        rows, most = np.arange(len(names)), self.base.clusters
+        rows = np.arange(len(names))
+        most = self.base.clusters
         number = number_of_clusters(products, most, seed=self.seed)
         while state.census is not None and number.k > 1 and most == self.base.clusters:
             members = zip([names[i] for i in rows.tolist()], number.labels.tolist())
-            large = ~np.isin(number.labels, list(state.census.small(members)))
-            if large.all():
+            is_large = ~np.isin(number.labels, list(state.census.small(members)))
+            if is_large.all():
                 break
-            if large.any():
-                rows = rows[large]
-            else:  # all that differ are few: as many clusters as can be large enough
+            if is_large.any():
+                rows = rows[is_large]
+            else:  # all groups are small: look for as many clusters as can be large enough
                 most = min(state.possible(most), most - 1)
             number = number_of_clusters(products[np.ix_(rows, rows)], most, seed=self.seed)
-        clusters = [rows[number.labels == k] for k in range(number.k)]
-        means = np.stack([np.bincount(of, minlength=len(names)) / len(of) for of in clusters])
-        distances = np.einsum("ki,ij,kj->k", means, products, means) - 2 * products @ means.T
-        labels = distances.argmin(axis=1)
-        labels[rows] = number.labels
-        return number, labels, [names[i] for i in rows.tolist()]
+        return number, rows
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
         """In the common model; in the cluster found, in the round that finds them."""
@@ -184,8 +215,10 @@ class AutoK(Wrapper):
         return replace(super().traits, clusters=1, serves_one=True, shares_centres=False, averages_only=False)
 
     def _phase(self, k: int | None) -> Method:
-        """The warm-up, then the base with the number of clusters that was found."""
-        return Warmup(base=self.base, rounds=self.warmup, seed=self.seed) if k is None else with_clusters(self.base, k)
+        """The warm-up, or the base with the number of clusters that was found."""
+        if k is None:
+            return Warmup(base=self.base, rounds=self.warmup, seed=self.seed)
+        return with_clusters(self.base, k)
 
     def leading(self, state: ServerState) -> Method:
         return self._phase(state.extras.get(NUMBER_FOUND))
@@ -215,14 +248,17 @@ class AutoK(Wrapper):
     def distribute(self, state: ServerState, participant: str) -> Download:
         """The common model, then what the base sends, with the number of clusters found."""
         sent = self.leading(state).distribute(self.state_of(state, 0), participant)
-        number = {key: state.extras[key] for key in (NUMBER_FOUND,) if key in state.extras}
-        return replace(sent, scalars={**sent.scalars, **number})
+        if NUMBER_FOUND not in state.extras:
+            return sent
+        return replace(sent, scalars={**sent.scalars, NUMBER_FOUND: state.extras[NUMBER_FOUND]})
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         """That of the warm-up, or of the base, whose rounds begin where the clusters are found."""
         after = self.leading(state).aggregate(self.state_of(state, 0), updates, assignment)
-        began = {BEGAN: state.round} if NUMBER_FOUND in after.extras and NUMBER_FOUND not in state.extras else {}
-        return replace(after, round=state.round + 1, extras={**after.extras, **began})
+        extras = dict(after.extras)
+        if NUMBER_FOUND in extras and NUMBER_FOUND not in state.extras:
+            extras[BEGAN] = state.round
+        return replace(after, round=state.round + 1, extras=extras)
 
     def join(self, state: ServerState, update: Update) -> ServerState:
         joined = self.leading(state).join(self.state_of(state, 0), update)
