@@ -1,12 +1,18 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The number of clusters, which may be one: the gap statistic, against random points without clusters."""
+"""The number of clusters, which may be one: the gap statistic, against random points without clusters.
+
+* Robert Tibshirani, Guenther Walther, Trevor Hastie: Estimating the Number of Clusters in a Data Set via the Gap
+  Statistic, 2001.
+* Yufeng Liu, David Neil Hayes, Andrew Nobel, J. S. Marron: Statistical Significance of Clustering for High-Dimension,
+  Low-Sample Size Data, 2008 (SigClust).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,13 +26,15 @@ NUMBER = "number_of_clusters"
 # What is left of a squared length after rounding.
 NOTHING = 1e-10
 # So many draws, each of this share of the points.
-DRAWS, SHARE = 100, 0.8
+DRAWS = 100
+SHARE = 0.8
 # A number of clusters is stable if each cluster is this alike in the draws; Hennig (2007) calls 0.85 "highly stable".
 STABLE = 0.9
 # So many participants that change sides are named in a sentence.
 MOST_NAMES = 6
 # A number is clear from this number of standard deviations on, if this share of the draws has it too.
-CLEAR, AGREEING = 2, 0.9
+CLEAR = 2
+AGREEING = 0.9
 
 
 @dataclass(frozen=True)
@@ -81,49 +89,94 @@ def number_of_clusters(products: np.ndarray, most: int, references: int = 100, s
     2
     """
     require(bool(np.isfinite(products).all()), "the features that are to be clustered are not finite; lower lr")
-    count = _counted(products, most, references, seed)
-    return replace(count, k_set=_with_those_inside(count, products, most, references, seed))
+    count = _count_clusters(products, most, references, seed)
+    return replace(count, k_set=_add_those_inside(count, products, most, references, seed))
 
 
-def _counted(products: np.ndarray, most: int, references: int, seed: int) -> ClusterCount:
-    """The number of clusters; its set has the draws of the rows alone."""
+class Draw(NamedTuple):
+    """Some of the points: their ``rows``, and the ``tree`` of Ward's linkage that clusters them."""
+
+    rows: np.ndarray
+    tree: np.ndarray
+
+
+def _count_clusters(products: np.ndarray, most: int, references: int, seed: int) -> ClusterCount:
+    """Find the number of clusters. Its set follows from the draws of all rows."""
     from scipy.cluster.hierarchy import cut_tree, linkage
 
     points = directions(products)
     most = max(1, min(most, len(points) // 2))
     if most == 1 or not points.any():
-        labels, nothing = np.zeros(len(points), np.int64), (0.0,) * most
-        return ClusterCount(labels, nothing, nothing, (1.0,) * most, steadiness=(1.0,) * len(points))
+        return _one_cluster(len(points), most)
+
+    # How much tighter the clusters are than those of points without clusters.
     tree = linkage(points, "ward")
-    size = round(SHARE * len(points))
-    rows = [np.sort(stream(seed, "draw", i).permutation(len(points))[:size]) for i in range(DRAWS)]
-    trees = [linkage(points[drawn], "ward") for drawn in rows]
-    null = np.array(
-        [
-            [_dispersion(linkage(p, "ward"), most) for p in (reference, reference[:size])]
-            for reference in _references(points, references, seed)
-        ]
-    )
+    draws = _draw_points(points, seed)
+    null = _disperse_references(points, len(draws[0].rows), most, references, seed)
     (mean, mean_drawn), (spread, spread_drawn) = null.mean(axis=0), null.std(axis=0)
     gap = mean - _dispersion(tree, most)
     deviations = gap / np.maximum(spread, NOTHING)
+
+    # Only numbers count whose clusters come back in draws of the points.
     labels = cut_tree(tree, range(1, most + 1)).T
-    stability = _stability(labels, rows, trees)
+    stability = _stability(labels, draws)
     stable = stability >= STABLE
-    k = _largest(gap, spread, stable)
+    k = _choose_number(gap, spread, stable)
+
+    # The draws' own numbers give the set, and decide if no stable number has a positive gap.
     considered = stable if k > 1 else np.ones(most, bool)
-    draws = [_largest(mean_drawn - _dispersion(t, most), spread_drawn, considered) for t in trees]
-    if k == 1 and gap.max() > 0 and np.mean(np.array(draws) > 1) >= AGREEING:
-        median = int(np.quantile(draws, 0.5, method="inverted_cdf"))
-        k = median if deviations[median - 1] >= CLEAR else 1
-    steadiness = _steadiness(labels[k - 1], rows, trees)
-    by_k = [tuple(values.tolist()) for values in (gap, deviations, stability)]
-    low, high = (int(np.quantile(draws, share, method="inverted_cdf")) for share in (0.05, 0.95))
-    ends = min(low, k), max(high, k)
-    return ClusterCount(numbered(labels[k - 1]), by_k[0], by_k[1], by_k[2], tuple(draws), ends, steadiness)
+    gaps_drawn = (mean_drawn - _dispersion(draw.tree, most) for draw in draws)
+    numbers = [_choose_number(gap_drawn, spread_drawn, considered) for gap_drawn in gaps_drawn]
+    if k == 1 and gap.max() > 0 and np.mean(np.array(numbers) > 1) >= AGREEING:
+        median = _quantile(numbers, 0.5)
+        if deviations[median - 1] >= CLEAR:
+            k = median
+    return ClusterCount(
+        labels=numbered(labels[k - 1]),
+        gap=tuple(gap.tolist()),
+        deviations=tuple(deviations.tolist()),
+        stability=tuple(stability.tolist()),
+        draws=tuple(numbers),
+        k_set=(min(_quantile(numbers, 0.05), k), max(_quantile(numbers, 0.95), k)),
+        steadiness=_steadiness(labels[k - 1], draws),
+    )
 
 
-def _with_those_inside(
+def _one_cluster(rows: int, most: int) -> ClusterCount:
+    """The answer for so many rows where no other number is tried."""
+    nothing = (0.0,) * most
+    return ClusterCount(np.zeros(rows, np.int64), nothing, nothing, (1.0,) * most, steadiness=(1.0,) * rows)
+
+
+def _draw_points(points: np.ndarray, seed: int) -> list[Draw]:
+    """Draw some of the points ``(m, r)`` again and again, and cluster each draw."""
+    from scipy.cluster.hierarchy import linkage
+
+    size = round(SHARE * len(points))
+    draws = []
+    for i in range(DRAWS):
+        rows = np.sort(stream(seed, "draw", i).permutation(len(points))[:size])
+        draws.append(Draw(rows, linkage(points[rows], "ward")))
+    return draws
+
+
+def _disperse_references(points: np.ndarray, size: int, most: int, references: int, seed: int) -> np.ndarray:
+    """The dispersion of reference sets, each with all its rows and with ``size`` of them, ``(references, 2, most)``."""
+    from scipy.cluster.hierarchy import linkage
+
+    dispersions = []
+    for reference in _references(points, references, seed):
+        whole = _dispersion(linkage(reference, "ward"), most)
+        drawn = _dispersion(linkage(reference[:size], "ward"), most)
+        dispersions.append([whole, drawn])
+    return np.array(dispersions)
+
+
+def _quantile(numbers: Sequence[int], share: float) -> int:
+    return int(np.quantile(numbers, share, method="inverted_cdf"))
+
+
+def _add_those_inside(
     count: ClusterCount, products: np.ndarray, most: int, references: int, seed: int
 ) -> tuple[int, int]:
     """The set of numbers: of the draws of all rows, and as many as the draws inside each cluster add up to.
@@ -131,11 +184,13 @@ def _with_those_inside(
     Two clusters that are far apart hide groups inside them: draws of all rows have two then, and none has four. Seen
     from each cluster's mean, they come out.
     """
+    low, high = count.k_set
+    if count.k == 1:
+        return low, max(high, 1)
     inside = 0
     for k in range(count.k):
         rows = np.flatnonzero(count.labels == k)
-        inside += 1 if count.k == 1 else _counted(products[np.ix_(rows, rows)], most, references, seed).k_set[1]
-    low, high = count.k_set
+        inside += _count_clusters(products[np.ix_(rows, rows)], most, references, seed).k_set[1]
     return low, max(high, inside)
 
 
@@ -156,68 +211,99 @@ def noted(count: ClusterCount, names: Sequence[str] = ()) -> dict[str, Any]:
 
 def is_clear(note: Mapping[str, Any]) -> bool:
     """Whether the number is beyond doubt: its set has no other, draws have it too, and the same clusters."""
-    k, draws = str(note["k"]), note["draws"]
-    agreeing = draws.get(k, 0) >= AGREEING * sum(draws.values()) > 0 and len({*note["set"]}) < 2
-    at = note["by_k"][k]
+    k = str(note["k"])
+    draws = note["draws"]
+    found = note["by_k"][k]
+    is_alone = len({*note["set"]}) < 2
+    agreeing = is_alone and draws.get(k, 0) >= AGREEING * sum(draws.values()) > 0
     if note["k"] == 1:
         return agreeing and all(value["gap"] <= 0 for value in note["by_k"].values())
-    return agreeing and at["deviations"] >= CLEAR and at["stability"] >= STABLE
+    return agreeing and found["deviations"] >= CLEAR and found["stability"] >= STABLE
 
 
 def in_words(note: Mapping[str, Any]) -> str:
     """One line on what was found, and how sure it is."""
-    k, by_k = note["k"], note["by_k"]
+    k = note["k"]
+    by_k = note["by_k"]
     if len(by_k) < 2:
         return "one cluster: fewer than four participants, or no other number to try"
-    sides = _changing_sides(note)
-    text = f"{'one cluster' if k == 1 else f'{k} clusters'} found ({_how_sure(note)})"
-    text = text if is_clear(note) else f"about {text}"
+    clusters = "one cluster" if k == 1 else f"{k} clusters"
+    text = f"{clusters} found ({_how_sure(note)})"
+    if not is_clear(note):
+        text = f"about {text}"
     best = max(by_k, key=lambda number: float(by_k[number]["gap"]))
     if by_k[best]["gap"] <= 0:
         return f"{text}: with 2 to {len(by_k)}, the updates are no tighter than data without clusters"
-    away = by_k[best if k == 1 else str(k)]["deviations"]
-    tighter = f"{away:.1f} standard deviations tighter than data without clusters{sides}"
-    return f"{text}: with {best}, the updates are only {tighter}" if k == 1 else f"{text}: {tighter}"
+    deviations = by_k[best if k == 1 else str(k)]["deviations"]
+    tighter = f"{deviations:.1f} standard deviations tighter than data without clusters{_changing_sides(note)}"
+    if k == 1:
+        return f"{text}: with {best}, the updates are only {tighter}"
+    return f"{text}: {tighter}"
 
 
 def _changing_sides(note: Mapping[str, Any]) -> str:
     """``; 3 change sides: a, b, c``, the least steady first."""
     unsteady = note["unsteady"]
     names = [plain(name, 60) for name in sorted(unsteady, key=lambda name: (unsteady[name], name))]
-    others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
-    return f"; {len(names)} change sides: {', '.join(names[:MOST_NAMES])}{others}" if names else ""
+    if not names:
+        return ""
+    listed = ", ".join(names[:MOST_NAMES])
+    if len(names) > MOST_NAMES:
+        listed += f" and {len(names) - MOST_NAMES} others"
+    return f"; {len(names)} change sides: {listed}"
 
 
 def _how_sure(note: Mapping[str, Any]) -> str:
     if is_clear(note):
         return "clear"
-    ends, at = note["set"], note["by_k"][str(note["k"])]
-    others = ", with other members without a fifth of the participants" if at["stability"] < STABLE else ""
-    return f"90 % set {ends[0]}" + (f" to {ends[1]}" if ends[0] < ends[1] else "") + others
+    low, high = note["set"]
+    text = f"90 % set {low}"
+    if low < high:
+        text += f" to {high}"
+    if note["by_k"][str(note["k"])]["stability"] < STABLE:
+        text += ", with other members without a fifth of the participants"
+    return text
 
 
-def _largest(gap: np.ndarray, spread: np.ndarray, considered: np.ndarray) -> int:
-    """The smallest number considered whose gap is the largest but for half a deviation; 1 if none is positive."""
+def _choose_number(gap: np.ndarray, spread: np.ndarray, considered: np.ndarray) -> int:
+    """The smallest number considered whose gap is the largest but for half a deviation; 1 if none is positive.
+
+    Args:
+        gap: ``(most,)``, for K = 1, 2, ...
+        spread: ``(most,)``, the standard deviation of the reference sets.
+        considered: ``(most,)`` bool.
+    """
     gap = np.where(considered, gap, -np.inf)
     best = int(gap.argmax())
-    return 1 + (1 + int(np.argmax(gap[1:] >= gap[best] - 0.5 * spread[best])) if best else 0)
+    if best == 0:
+        return 1
+    good_enough = gap[1:] >= gap[best] - 0.5 * spread[best]
+    return 2 + int(np.argmax(good_enough))
 
 
-def _stability(labels: np.ndarray, rows: Sequence[np.ndarray], trees: Sequence[np.ndarray]) -> np.ndarray:
+def _stability(labels: np.ndarray, draws: Sequence[Draw]) -> np.ndarray:
     """By K, how alike the clusters of draws are: of the least alike cluster its mean Jaccard index (Hennig 2007).
 
-    It takes the labels ``(most, m)`` of K = 1 to ``most`` clusters, the rows of each draw and its linkage.
+    Args:
+        labels: ``(most, m)``, of K = 1 to ``most`` clusters.
+        draws: of the points.
+
+    Returns:
+        ``(most,)``, 1 for K = 1.
     """
     from scipy.cluster.hierarchy import fcluster
 
     worst = [1.0]
-    for k, of_all in enumerate(labels[1:], 2):
-        alike = [_alike(of_all[drawn], fcluster(tree, k, "maxclust") - 1, k) for drawn, tree in zip(rows, trees)]
+    for k in range(2, len(labels) + 1):
+        alike = []
+        for draw in draws:
+            labels_drawn = fcluster(draw.tree, k, "maxclust") - 1
+            alike.append(_compute_jaccard(_count_common(labels[k - 1][draw.rows], labels_drawn, k)))
         worst.append(float(np.nanmean(alike, axis=0).min()))
     return np.array(worst)
 
 
-def _steadiness(labels: np.ndarray, rows: Sequence[np.ndarray], trees: Sequence[np.ndarray]) -> tuple[float, ...]:
+def _steadiness(labels: np.ndarray, draws: Sequence[Draw]) -> tuple[float, ...]:
     """In what share of the draws that have it each row is in the same cluster.
 
     The clusters of a draw are those of all rows with which they have the most rows in common.
@@ -225,21 +311,29 @@ def _steadiness(labels: np.ndarray, rows: Sequence[np.ndarray], trees: Sequence[
     from scipy.cluster.hierarchy import fcluster
     from scipy.optimize import linear_sum_assignment
 
-    k, same, drawn_times = int(labels.max()) + 1, np.zeros(len(labels)), np.zeros(len(labels))
-    for drawn, tree in zip(rows, trees):
-        others = fcluster(tree, k, "maxclust") - 1
-        common = np.bincount(labels[drawn] * k + others, minlength=k * k).reshape(k, k)
-        _, of = linear_sum_assignment(common, maximize=True)
-        same[drawn] += of[labels[drawn]] == others
-        drawn_times[drawn] += 1
-    return tuple((same / np.maximum(drawn_times, 1)).tolist())
+    k = int(labels.max()) + 1
+    same = np.zeros(len(labels))
+    drawn = np.zeros(len(labels))
+    for draw in draws:
+        labels_drawn = fcluster(draw.tree, k, "maxclust") - 1
+        before = labels[draw.rows]
+        _, matched = linear_sum_assignment(_count_common(before, labels_drawn, k), maximize=True)
+        same[draw.rows] += matched[before] == labels_drawn
+        drawn[draw.rows] += 1
+    return tuple((same / np.maximum(drawn, 1)).tolist())
 
 
-def _alike(labels: np.ndarray, others: np.ndarray, k: int) -> np.ndarray:
-    """Of each of K clusters the largest Jaccard index with another clustering's; NaN for one without members."""
-    both = np.bincount(labels * k + others, minlength=k * k).reshape(k, k)
-    sizes = both.sum(axis=1, keepdims=True)
-    return np.where(sizes[:, 0] > 0, (both / np.maximum(sizes + both.sum(axis=0) - both, 1)).max(axis=1), np.nan)
+def _count_common(labels: np.ndarray, others: np.ndarray, k: int) -> np.ndarray:
+    """How many rows two clusterings ``(n,)`` of K clusters have in common, by pair of clusters, ``(k, k)``."""
+    return np.bincount(labels * k + others, minlength=k * k).reshape(k, k)
+
+
+def _compute_jaccard(common: np.ndarray) -> np.ndarray:
+    """The largest Jaccard index ``(k,)`` of each cluster, by rows in common ``(k, k)``; NaN without members."""
+    sizes = common.sum(axis=1, keepdims=True)
+    either = sizes + common.sum(axis=0) - common
+    index = (common / np.maximum(either, 1)).max(axis=1)
+    return np.where(sizes[:, 0] > 0, index, np.nan)
 
 
 def directions(products: np.ndarray) -> np.ndarray:
@@ -265,7 +359,8 @@ def _scaled(products: np.ndarray, least: float) -> np.ndarray:
 
 def _references(points: np.ndarray, count: int, seed: int) -> Iterator[np.ndarray]:
     """Sets without clusters: Gaussian with the points' variance along their axes, then with the points' lengths."""
-    lengths, along = np.linalg.norm(points, axis=1), points.std(axis=0)
+    lengths = np.linalg.norm(points, axis=1)
+    along = points.std(axis=0)
     for i in range(count):
         drawn = stream(seed, "reference", i).standard_normal(points.shape) * along
         yield drawn * (lengths / np.linalg.norm(drawn, axis=1))[:, None]
