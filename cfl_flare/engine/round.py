@@ -19,7 +19,7 @@ from cfl_flare.core.errors import FileError, PayloadError
 from cfl_flare.core.files import atomic_write
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.text import plain, shown
-from cfl_flare.engine.clipping import Norms, Statistics, clipped
+from cfl_flare.engine.clipping import Norms, Statistics, bound_arrays, clipped
 from cfl_flare.engine.observers import Asked, Running
 from cfl_flare.engine.partial_sums import Carried, no_sums
 from cfl_flare.engine.task import Result, Task, check_result, check_update
@@ -143,7 +143,8 @@ class Round:
 
     def _bounded(self, updates: Sequence[Update], bound: float) -> Sequence[Update]:
         excess, (ranges, beyond) = self._norms.excess(bound), self._statistics.excess(bound)
-        for far in (*excess.values(), *beyond.values()):
+        updates, distant = bound_arrays(updates, bound)
+        for far in (*excess.values(), *beyond.values(), *distant.values()):
             self.clipped |= {name: max(times, self.clipped.get(name, times)) for name, times in far.items()}
         return clipped(updates, excess, ranges)
 
