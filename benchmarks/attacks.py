@@ -53,7 +53,7 @@ ATTACKS = ("none", "sign flip", "scale", "label flip", "backdoor", "wrong cluste
 # Of those who know the defence: they see what the honest members of their group send, and stay inside of it.
 ADAPTIVE = ("hidden layers", "zero variance", "short negated", "ALIE", "min-max", "inner product")
 DEFENCES: dict[str, dict[str, Any]] = {
-    "none": {"clip_norm": None},
+    "none": {"clip_norm": 0},
     "clipping": {},
     "clipping at 2": {"clip_norm": 2.0},
     "median": {"aggregation": "median"},

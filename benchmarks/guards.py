@@ -176,11 +176,11 @@ RATIOS: dict[str, list[float]] = {
 class Watched(Norms):
     """Norms that are noted before they are used."""
 
-    def excess(self, bound: float) -> dict[tuple[str, str], dict[str, float]]:
+    def excess(self, bound: float, of_statistics: float) -> dict[tuple[str, str], dict[str, float]]:
         """As the parent's; the ratios are those for a bound of next to nothing."""
-        for (_, part), far in super().excess(1e-6).items():
+        for (_, part), far in super().excess(1e-6, 1e-6).items():
             RATIOS[part.partition(" ")[0]].append(max(far.values()) * 1e-6)
-        return super().excess(bound)
+        return super().excess(bound, of_statistics)
 
 
 class WatchedStatistics(Statistics):

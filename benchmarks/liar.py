@@ -36,7 +36,7 @@ from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Groups, Method, Update
-from cfl_flare.methods.slots import cluster_slot, with_parts
+from cfl_flare.methods.slots import with_parts
 from cfl_flare.training.settings import TrainSettings
 
 HOSPITALS, GROUPS, ROUNDS = 12, 3, 20
@@ -232,9 +232,7 @@ def main() -> None:
     torch.set_num_threads(1)
     wanted = (
         {"data": data, "method": method, "lie": lie, "guard": guard, "seed": seed}
-        for seed, guard, data, method, lie in product(
-            given.seeds, given.guards, given.data, given.methods, given.lies
-        )
+        for seed, guard, data, method, lie in product(given.seeds, given.guards, given.data, given.methods, given.lies)
         if lie != FALSE or method in COMPARED
     )
     measure_missing(given.out, wanted, measure, summarize, participants=HOSPITALS, rounds=ROUNDS)

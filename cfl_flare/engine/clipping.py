@@ -6,7 +6,7 @@ The measure is the round's median, of everyone whose update has the layer. Batch
 participant's data alone: participants with rare data are honest and far from the median. So running statistics are
 bounded only where strangers or attackers are expected, see `ServerSettings.clips_statistics`.
 
-What participants send to be compared by, and is no model, is bounded by its distance from the median of all: `bound_arrays`.
+An array that participants are compared by is bounded by its distance from the median of all: see `bound_arrays`.
 """
 
 from __future__ import annotations
@@ -71,14 +71,20 @@ class Norms:
                 if norm or diff.present is None:  # a site's filter may have removed the layer
                     self._norms.setdefault(_kind(update, slot, part), {})[update.participant] = norm
 
-    def excess(self, bound: float) -> Excess:
+    def excess(self, bound: float, of_statistics: float) -> Excess:
         """How many times further than ``bound`` medians some participants moved; others are not in it.
 
         Of an even number the lower median is taken: among two, the honest one may be the one that moved less.
+
+        Args:
+            bound: of parameters, as a multiple of the median.
+            of_statistics: of float buffers and running statistics, which differ more between honest participants.
         """
         excess: Excess = {}
         for kind, norms in self._norms.items():
-            most = bound * sorted(norms.values())[(len(norms) - 1) // 2]
+            part = kind[1]
+            of_part = of_statistics if part == "buffers" or part.endswith((VARIANCE, MEAN)) else bound
+            most = of_part * sorted(norms.values())[(len(norms) - 1) // 2]
             far = {name: norm / most for name, norm in norms.items() if norm > most > 0}
             excess |= {kind: far} if far else {}
         return excess

@@ -22,6 +22,7 @@ from cfl_flare.core.text import plain, shown
 from cfl_flare.engine.clipping import Norms, Statistics, bound_arrays, clipped
 from cfl_flare.engine.observers import Asked, Running
 from cfl_flare.engine.partial_sums import Carried, no_sums
+from cfl_flare.engine.settings import CLIP_NORM
 from cfl_flare.engine.task import Result, Task, check_result, check_update
 from cfl_flare.methods import Update
 from cfl_flare.methods.slots import travelling
@@ -95,7 +96,7 @@ class Round:
         bank, expected = self._server.state.bank, self.downloads[update.participant].expected(update.cluster)
         update = replace(update, main=expected[0] if update.diffs else None)
         self._spool.put(update)
-        if self._server.settings.clip_norm is not None:
+        if self._server.settings.longest_update is not None:
             self._norms.add(update)
         if self._server.settings.clips_statistics:
             self._statistics.add(update, bank)
@@ -134,7 +135,7 @@ class Round:
         weights, lost = self._carried.resolved()
         self.failures.update(lost)
         stored = self._spool.ordered([name for name in self._participants if name not in lost])
-        bound = self._server.settings.clip_norm
+        bound = self._server.settings.longest_update
         updates = stored if bound is None else self._bounded(stored, bound)
         names = [update.participant for update in heads(stored)]
         if weights:
@@ -142,7 +143,9 @@ class Round:
         return updates, names, bool(weights)
 
     def _bounded(self, updates: Sequence[Update], bound: float) -> Sequence[Update]:
-        excess, (ranges, beyond) = self._norms.excess(bound), self._statistics.excess(bound)
+        of_statistics = max(bound, CLIP_NORM)
+        excess = self._norms.excess(bound, of_statistics)
+        ranges, beyond = self._statistics.excess(of_statistics)
         updates, distant = bound_arrays(updates, bound)
         for far in (*excess.values(), *beyond.values(), *distant.values()):
             self.clipped |= {name: max(times, self.clipped.get(name, times)) for name, times in far.items()}

@@ -19,6 +19,8 @@ from cfl_flare.training.tasks import LearningTask
 
 # No honest update was so many times longer than its round's median in what docs/security.md measured.
 CLIP_NORM = 10.0
+# At real sites one participant of a cluster of four, negated, may undo no more than two honest ones.
+CLIP_NORM_AT_SITES = 2.0
 # A median or trimmed mean of fewer sites is, coordinate by coordinate, the value of one of them.
 FEWEST_RANKED = 5
 # What bounds a mean: the server states it at check-in, and sites refuse what is weaker than their own policy.
@@ -55,14 +57,15 @@ class ServerSettings:
         None, help="a model stays as it is in a round in which too few sites trained it; default: at real sites"
     )
     clip_norm: float | None = setting(
-        CLIP_NORM,
-        help="an update that moves further than so many times the median is scaled down; None for never",
-        gt=0,
+        None,
+        help="an update that moves further than so many times the median is scaled down; default: 2 at real sites, 10 "
+        "in a simulation; 0 for never",
+        ge=0,
     )
     clip_statistics: bool | None = setting(
         None,
-        help="clip_norm also bounds BatchNorm's running statistics, which honest participants with rare data may "
-        "exceed; default: at real sites, and with reject_outliers",
+        help="BatchNorm's running statistics are bounded as well, by 10 or a larger clip_norm, which honest "
+        "participants with rare data may exceed; default: at real sites, and with reject_outliers",
     )
     aggregation: str = setting(
         "mean", help="what is computed inside clusters", choices=("mean", "median", "trimmed_mean", "krum")
@@ -143,9 +146,16 @@ class ServerSettings:
         return Floor(sites, self.min_samples_per_cluster or 1)
 
     @property
+    def longest_update(self) -> float | None:
+        """How many times as long as the median an update may be; None if no update is scaled down."""
+        if self.clip_norm is None:
+            return CLIP_NORM
+        return self.clip_norm or None
+
+    @property
     def clips_statistics(self) -> bool:
         """Whether running statistics are bounded."""
-        if self.clip_norm is None:
+        if self.longest_update is None:
             return False
         if self.clip_statistics is None:
             return self.reject_outliers
@@ -175,6 +185,7 @@ class ServerSettings:
             merge_small_clusters=small,
             hold_small_clusters=small,
             max_weight_share=1 / 3,
+            clip_norm=CLIP_NORM_AT_SITES,
             clip_statistics=True,
         )
 
@@ -185,6 +196,7 @@ class ServerSettings:
             min_samples_per_cluster=1,
             merge_small_clusters=self.floor != Floor(1, 1),
             hold_small_clusters=False,
+            clip_norm=CLIP_NORM,
             clip_statistics=self.reject_outliers,
         )
 

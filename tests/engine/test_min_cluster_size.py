@@ -263,7 +263,7 @@ TWO_LAYERS = Layout.of(nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1
 FIRST, SECOND = (e.name for e in TWO_LAYERS.entries)
 SAMPLES = {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}
 FIVE_PEOPLE = [Participant(name, f"site-{name}", n) for name, n in SAMPLES.items()]
-THREE = {"min_sites_per_cluster": 3, "hold_small_clusters": True, "clip_norm": None}
+THREE = {"min_sites_per_cluster": 3, "hold_small_clusters": True, "clip_norm": 0}
 STEPS = {name: (float(i), 10.0 * i) for i, name in enumerate(SAMPLES, 1)}
 
 

@@ -56,7 +56,7 @@ ETA, TAU = 0.5, 0.1
 
 def server(method: Method, rule: str | None = "adam", people: list[Participant] = PEOPLE, **more: Any) -> Server:
     own = {} if rule is None else {"server_optimizer": rule, "server_lr": ETA, "server_tau": TAU}
-    settings = ServerSettings(9, **{"clip_norm": None, **own, **more})
+    settings = ServerSettings(9, **{"clip_norm": 0, **own, **more})
     return Server(method, LAYOUT, people, settings, method.start(lambda i: coin(10 * i, 0)))
 
 

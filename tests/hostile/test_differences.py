@@ -319,7 +319,7 @@ def test_a_hidden_layer_has_a_bound_of_its_own():
 @pytest.mark.parametrize("method", [WeCFL(k=2), FedAvg(), IFCA(k=2)])
 def test_an_outlier_is_one_in_any_layer_whatever_the_method_compares(method):
     honest = {"a": [1.0, 0.1], "b": [1.0, -0.1], "c": [1.1, 0.0], "d": [0.9, 0.0], "liar": [-9.0, 0.0]}
-    running = server(method, TWO_LAYERS, reject_outliers=True, clip_norm=None)
+    running = server(method, TWO_LAYERS, reject_outliers=True, clip_norm=0)
     record = one_round(running, {name: [*body, 50.0 + i, 50.0 - i] for i, (name, body) in enumerate(honest.items())})
     assert list(record["failed"]) == ["liar"]
     assert record["failed"]["liar"].startswith("outlier: its model is")
@@ -328,7 +328,7 @@ def test_an_outlier_is_one_in_any_layer_whatever_the_method_compares(method):
 def test_krum_leaves_out_who_is_far_in_a_small_layer():
     heads = {"a": 50.0, "b": 70.0, "liar": 90.0, "c": 110.0, "d": 130.0}
     moves = {name: [1.0 + head / 1000, 0.0, head, head] for name, head in heads.items()}
-    running = server(FedAvg(), TWO_LAYERS, aggregation="krum", clip_norm=None)
+    running = server(FedAvg(), TWO_LAYERS, aggregation="krum", clip_norm=0)
     assert one_round(running, {**moves, "liar": [-6.0, 0.0, 90.0, 90.0]})["left_out"] == ["liar"]
 
 
@@ -384,7 +384,7 @@ def test_more_opposed_ones_than_are_expected_are_a_group_and_stay():
 
 def test_at_most_as_many_are_left_out_as_are_expected():
     moves = trained({**HONEST, "a": [900.0, 0.0], "liar": [-0.2, 0.0]})
-    record = one_round(server(FedAvg(), TWO_LAYERS, reject_outliers=True, clip_norm=None), moves)
+    record = one_round(server(FedAvg(), TWO_LAYERS, reject_outliers=True, clip_norm=0), moves)
     assert list(record["failed"]) == ["a"]
 
 

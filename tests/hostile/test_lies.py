@@ -1,19 +1,30 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""One liar of several: what it sends to be compared is bounded by what the others sent, before anything clusters it."""
+"""One liar of several: what it sends is bounded by what the others sent, before anything is clustered or averaged."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from cfl_flare.core.params import Layout, Params
+from cfl_flare.data import DataConfig, Digits, ParticipantData
 from cfl_flare.engine.clipping import bound_arrays
+from cfl_flare.engine.initial_models import initial_models
+from cfl_flare.engine.loop import model_factory
 from cfl_flare.engine.server import Server, ServerSettings
+from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result
-from cfl_flare.methods import CLoVE, Participant, Update
+from cfl_flare.methods import CFLGP, CLoVE, FedAvg, Method, Participant, ServerState, Update, WeCFL
 from cfl_flare.methods.clove import LOSSES
+from cfl_flare.methods.slots import with_parts
+from cfl_flare.training.settings import TrainSettings
 from tests.helpers.tiny import LAYOUT, coin
 
 # Losses of two models. Their median by column is (2, 5), and the distances to it are 2, 2, 0, 3, 1.
@@ -101,3 +112,73 @@ def cluster_by_losses(lie: list[float]) -> dict[str, int]:
 @pytest.mark.parametrize("lie", [[1e8, 2e8, 3e8], [-1e9, 1e9, 0.0], [1e9, 1e9, 1e9]])
 def test_false_losses_take_no_honest_participant_along(lie):
     assert cluster_by_losses(lie) == GROUP
+
+
+# ---- Negated updates ----
+
+NORMED = Layout.of(nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, affine=False)))
+
+
+def test_at_real_sites_one_negated_update_undoes_two():
+    """Of four that count the same, three move by 1 and one by -9, of which -2 is left. The variance may move by 10."""
+    start = Params(NORMED, np.array([0, 0, 1], np.float32), np.zeros(1, np.int64))
+    people = [Participant(name, f"site-{name}", 30) for name in ("a", "b", "c", "liar")]
+    settings = ServerSettings(3).at_real_sites()
+    server = Server(FedAvg(), NORMED, people, settings, ServerState({"global": start}))
+    for name in server.tasks():
+        moves = [-9.0, 0.0, 0.9] if name == "liar" else [1.0, 0.0, 0.1]
+        diff = Params(NORMED, np.array(moves, np.float32), np.zeros(1, np.int64))
+        server.accept(Result(name, Update(name, 30, {"global": diff}), {}), f"site-{name}")
+    server.finish_round()
+    record = server.progress.record
+    assert record is not None and record["clipped"] == {"liar": 4.5}
+    assert server.state.bank["global"].vector.tolist() == pytest.approx([0.25, 0.0, 1.3])
+
+
+# ---- Digits at twelve hospitals ----
+
+MODEL = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10, "hidden": [16]}}
+TRAINING = TrainSettings(lr=0.1, momentum=0.9, batch_size=16, local_steps=10)
+ROUNDS = 10
+make_model = model_factory(MODEL)
+
+
+@cache
+def hospitals() -> tuple[ParticipantData, ...]:
+    return tuple(DataConfig(12, {"partition": "label_permutation", "groups": 3}).host(Digits(), "local", 0, 1))
+
+
+def tell_lie(update: Update) -> Update:
+    """Negates what was learned, nine times as long, and claims losses of 1e8, 2e8 and 3e8."""
+    diffs = {slot: replace(diff, vector=-9 * diff.vector) for slot, diff in update.diffs.items()}
+    arrays = {name: np.array([1e8, 2e8, 3e8], np.float32) for name in update.arrays}
+    return replace(update, diffs=diffs, arrays=arrays)
+
+
+def honest_accuracy(method: Method, liar: str | None) -> float:
+    """The mean accuracy of all but the first hospital, at the guards of real sites."""
+    site = Site(method, make_model, TRAINING, 0)
+    site.add(hospitals())
+    people = [Participant(d.name, d.name, len(d.train), d.group) for d in hospitals()]
+    layout = site.runtime.division.public
+    state = method.start(initial_models(method, make_model, layout, 0, None), [p.name for p in people])
+    settings = ServerSettings(ROUNDS, evaluate_every=ROUNDS).at_real_sites()
+    server = Server(method, layout, people, settings, state)
+    accuracies = {}
+    for number in range(ROUNDS + 1):
+        tasks = server.tasks()
+        models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
+        for name, task in tasks.items():
+            result = site.carry_out(name, task, models, number)
+            accuracies[name] = result.metrics.get("served_accuracy", 0.0)
+            if name == liar and result.update is not None:
+                result = replace(result, update=tell_lie(result.update))
+            server.accept(result, name)
+        server.finish_round()
+    return float(np.mean([accuracies[person.name] for person in hospitals()[1:]]))
+
+
+@pytest.mark.parametrize("method", [WeCFL(k=3), CLoVE(k=3), CFLGP(k=3)], ids=lambda method: method.name)
+def test_one_liar_of_twelve_does_not_destroy_digits(method):
+    """Without the bounds WeCFL and CFL-GP lose more than 20 points, and CLoVE more than 40."""
+    assert honest_accuracy(method, hospitals()[0].name) > honest_accuracy(method, None) - 0.1

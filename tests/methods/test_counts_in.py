@@ -68,7 +68,7 @@ class Reassigning(Method):
 
 def ran(method: Method, ends: Mapping[str, float], **settings) -> Server:
     """A round, after which each participant's model is at its number."""
-    settings = {"clip_norm": None, **settings}
+    settings = {"clip_norm": 0, **settings}
     running = Server(method, LAYOUT, PEOPLE, ServerSettings(2, **settings), method.start(lambda i: coin(100 * i, 0)))
     for name, task in running.tasks().items():
         start = running.bank[task.slots[0]].vector[0]
@@ -133,7 +133,7 @@ def test_a_floor_is_of_the_sites_that_make_a_mean():
 
 def test_each_part_of_an_ensemble_has_its_own_weights_and_shares():
     both = Ensemble(parts=(FedAvg(), FeSEM(k=2, cluster_on="all")))
-    running = Server(both, LAYOUT, PEOPLE, ServerSettings(2, max_weight_share=0.4, clip_norm=None), both.start(initial))
+    running = Server(both, LAYOUT, PEOPLE, ServerSettings(2, max_weight_share=0.4, clip_norm=0), both.start(initial))
     for name in running.tasks():
         far = 90.0 * (name in "def")
         moved = {"0.global": coin(ENDS[name], 0), "1.global": coin(far, 0)}

@@ -244,7 +244,7 @@ SAMPLES = {"a": 3, "b": 1, "c": 2, "d": 4}
 
 def server(method: Groups, **settings: Any) -> Server:
     people = [Participant(name, f"site-{name}", n) for name, n in SAMPLES.items()]
-    return Server(method, LAYOUT, people, ServerSettings(4, clip_norm=None, **settings), method.start(initial))
+    return Server(method, LAYOUT, people, ServerSettings(4, clip_norm=0, **settings), method.start(initial))
 
 
 def one_round(running: Server, ends: dict[str, float]) -> dict[str, tuple[str, ...]]:
@@ -297,7 +297,7 @@ def test_a_group_of_few_is_held_back_and_is_not_mixed_with_another():
 def naming(method: Groups, labels: dict[str, str], **settings: Any) -> Server:
     """A server whose participants name their groups at check-in."""
     people = [Participant(name, f"site-{name}", n, label=labels.get(name)) for name, n in SAMPLES.items()]
-    return Server(method, LAYOUT, people, ServerSettings(4, clip_norm=None, **settings), method.start(initial))
+    return Server(method, LAYOUT, people, ServerSettings(4, clip_norm=0, **settings), method.start(initial))
 
 
 def test_groups_that_sites_name_are_those_of_a_mapping_and_other_labels_have_the_common_model():
