@@ -33,7 +33,8 @@ def first_kmeans(
 
     If a cluster is below a floor, k-means with minimum sizes takes its place.
 
-    Features are ``(m, d)``, and weights ``(m,)``, positive. ``sizes`` is what a cluster needs; None for nothing.
+    Features are ``(m, d)``, and weights ``(m,)``, positive. ``sizes`` is what a cluster needs; None for nothing. All is
+    computed in float64, as one row may be far longer than the others.
 
     Returns:
         Labels ``(m,)``, numbered in the order in which the clusters first occur; of fewer clusters, if k that are large
@@ -51,6 +52,7 @@ def first_kmeans(
     if len(features) < k:
         reason = f"k = {k} clusters need at least {k} participants in the first round, {len(features)} answered"
         raise ConfigError(f"{reason}; lower k or let more take part")
+    features = features.astype(np.float64)
     with threadpool_limits(1):  # in a simulation all sites share the cores
         kmeans = KMeans(k, n_init=starts, random_state=seed, tol=0)
         labels = kmeans.fit(features, sample_weight=weights / weights.mean()).labels_

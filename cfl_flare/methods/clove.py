@@ -94,14 +94,14 @@ class CLoVE(Method):
         before = {u.participant: state.assignment[u.participant] for u in updates if not u.arrays}
         if not names:
             return before
-        rows = np.stack([self.vector(state, u) for u in updates if u.arrays])
+        rows = np.stack([self.vector(state, u) for u in updates if u.arrays]).astype(np.float64)
         if not self.measures(state):
             ids = sorted({state.assignment[name] for name in state.arrays})
             means = [np.mean([row for n, row in state.arrays.items() if state.assignment[n] == k], axis=0) for k in ids]
             return {**before, **{name: ids[i] for name, i in zip(names, nearest(rows, np.stack(means)))}}
         k = number_by_silhouette(rows, self.k) if self.silhouette else self.k
         equal = np.ones(len(rows))
-        labels = first_kmeans(rows.copy(), k, equal, STARTS_ON_SHORT_ROWS, sizes=state.sizes(names, {}))
+        labels = first_kmeans(rows, k, equal, STARTS_ON_SHORT_ROWS, sizes=state.sizes(names, {}))
         return dict(zip(names, matched(labels, rows)[labels].tolist()))
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
