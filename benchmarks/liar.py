@@ -59,8 +59,9 @@ COMPARED = ("CLoVE", "CFL-GP")  # the methods to which such a thing is sent besi
 GUARDS: dict[str, dict[str, Any]] = {
     "clip_norm=2": {"clip_norm": 2.0},
     "clip_norm=10": {"clip_norm": 10.0},
-    "reject_outliers": {"clip_norm": 10.0, "reject_outliers": True},
-    "median": {"clip_norm": 10.0, "aggregation": "median"},
+    "clip_norm=2, reject_outliers": {"clip_norm": 2.0, "reject_outliers": True},
+    "clip_norm=10, reject_outliers": {"clip_norm": 10.0, "reject_outliers": True},
+    "clip_norm=10, median": {"clip_norm": 10.0, "aggregation": "median"},
 }
 
 

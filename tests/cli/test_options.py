@@ -170,7 +170,7 @@ def result(folder: Path) -> list[dict]:
 
 
 def test_the_file_that_a_run_leaves_repeats_its_numbers_and_options_win_over_it(tmp_path):
-    words = "--rounds 2 --participants 6 --partition dirichlet:alpha=0.5 --lr 0.1 --seed 3 --clip-norm none"
+    words = "--rounds 2 --participants 6 --partition dirichlet:alpha=0.5 --lr 0.1 --seed 3 --clip-norm 0"
     methods = "--method fedavg --method wecfl:k=2 --penalty proximal:mu=0.2 --penalty contrastive:scope=head"
     first, again, longer = (tmp_path / name for name in ("first", "again", "longer"))
     assert main(["run", "--loop", *words.split(), *methods.split(), "--out", str(first)]) == 0
@@ -194,7 +194,7 @@ def test_every_option_of_a_command_is_read_again_as_it_was(name, tmp_path):
         "--key-metric",
         "",
         "--clip-norm",
-        "none",
+        "0",
         "--method",
         "ifca:k=2",
         "--penalty",
@@ -211,7 +211,7 @@ def test_every_option_of_a_command_is_read_again_as_it_was(name, tmp_path):
         for values in (arguments, again)
     )
     assert first == second
-    assert (again.clip_norm, again.keep_served, again.merge_small_clusters) == (None, False, False)
+    assert (again.clip_norm, again.keep_served, again.merge_small_clusters) == (0, False, False)
 
 
 def test_a_file_may_have_the_recipe_s_names_and_single_values(config):
