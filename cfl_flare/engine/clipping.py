@@ -5,8 +5,6 @@
 The measure is the round's median, of everyone whose update has the layer. BatchNorm's running statistics depend on a
 participant's data alone: participants with rare data are honest and far from the median. So running statistics are
 bounded only where strangers or attackers are expected, see `ServerSettings.clips_statistics`.
-
-An array that participants are compared by is bounded by its distance from the median of all: see `bound_arrays`.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import numpy as np
 
 from cfl_flare.core.params import Entry, Layout, Params
 from cfl_flare.methods import Update
-from cfl_flare.methods.state import Mapped, heads
+from cfl_flare.methods.state import Mapped
 
 # What BatchNorm adds to a variance before it takes the root.
 EPSILON = 1e-5
@@ -165,42 +163,6 @@ def clipped(updates: Sequence[Update], excess: Excess, ranges: Ranges) -> Sequen
     return Mapped(updates, lambda u: seen(u) if u.participant in far else u) if far else updates
 
 
-def bound_arrays(updates: Sequence[Update], bound: float) -> tuple[Sequence[Update], Excess]:
-    """Moves arrays that are too far from the coordinate-wise median of all towards it; other arrays keep their bits.
-
-    Arrays of one name and shape are compared, in float64. If most of them are equal, none is moved.
-
-    Args:
-        updates: of a round.
-        bound: the largest distance from the median, as a multiple of the median distance.
-
-    Returns:
-        The updates, and how many times too far the arrays of some participants were.
-    """
-    sent: dict[tuple[str, tuple[int, ...]], dict[str, np.ndarray]] = {}
-    for update in heads(updates):
-        for name, array in update.arrays.items():
-            sent.setdefault((name, array.shape), {})[update.participant] = array
-    moved: dict[str, dict[str, np.ndarray]] = {}
-    excess: Excess = {}
-    for (name, _), arrays in sent.items():
-        rows = np.stack(list(arrays.values())).astype(np.float64)
-        median = np.median(rows, axis=0)
-        distances = np.sqrt(((rows - median) ** 2).reshape(len(rows), -1).sum(axis=1))
-        most = bound * _lower_median(distances)
-        for participant, row, distance in zip(arrays, rows, distances, strict=True):
-            if distance > most > 0:
-                times = float(distance / most)
-                array = median + (row - median) / times
-                moved.setdefault(participant, {})[name] = array.astype(arrays[participant].dtype)
-                excess.setdefault((name, "array"), {})[participant] = times
-
-    def show_bounded(update: Update) -> Update:
-        return replace(update, arrays={**update.arrays, **moved.get(update.participant, {})})
-
-    return (Mapped(updates, show_bounded) if moved else updates), excess
-
-
 def _layers(diff: Params) -> Iterator[tuple[str, slice]]:
     return ((f"layer {name}", place) for name, place in layer_slices(diff.layout).items())
 
@@ -221,7 +183,7 @@ def _without_statistics(diff: Params) -> np.ndarray:
     return vector
 
 
-def _lower_median(rows: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+def _lower_median(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.sort(rows, axis=0)[(len(rows) - 1) // 2]
 
 

@@ -19,7 +19,8 @@ from cfl_flare.core.errors import FileError, PayloadError
 from cfl_flare.core.files import atomic_write
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.text import plain, shown
-from cfl_flare.engine.clipping import Norms, Statistics, bound_arrays, clipped
+from cfl_flare.engine.array_bounds import bound_arrays
+from cfl_flare.engine.clipping import Norms, Statistics, clipped
 from cfl_flare.engine.observers import Asked, Running
 from cfl_flare.engine.partial_sums import Carried, no_sums
 from cfl_flare.engine.settings import CLIP_NORM

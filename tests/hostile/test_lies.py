@@ -15,7 +15,7 @@ from torch import nn
 
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits, ParticipantData
-from cfl_flare.engine.clipping import bound_arrays
+from cfl_flare.engine.array_bounds import bound_arrays
 from cfl_flare.engine.initial_models import initial_models
 from cfl_flare.engine.loop import model_factory
 from cfl_flare.engine.server import Server, ServerSettings
