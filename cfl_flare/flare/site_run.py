@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,10 @@ from nvflare.apis.fl_context import FLContext
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, PayloadError, failure_of
 from cfl_flare.core.params import Params
+from cfl_flare.core.text import shown
 from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.flare.policy import store_for
+from cfl_flare.methods import describe_method
 from cfl_flare.results.run_dir import SERVED, Note, keep_notes
 from cfl_flare.results.served import save_served
 from cfl_flare.results.store import Store
@@ -153,7 +156,7 @@ class SiteRun:
         assert self._store is not None
         self._memory_round, site = number, self.site
         models = {f"{name}#{what}": p for name, memory in site.memory.items() for what, p in memory.items()}
-        facts = {"method": site.method.label, "private": site.runtime.division.names}
+        facts = {"method": describe_method(site.method), "private": site.runtime.division.names}
         return self._store.try_to_save(number, models, facts) if models else None
 
 
@@ -166,12 +169,13 @@ def log_failure(log: FLComponent, what: str, code: str, details: str, fl_ctx: FL
 def check_memory_of(run_name: str, facts: Mapping[str, Any], site: Site) -> None:
     """Raises a ConfigError for the memory of another method, or of a run with other private layers.
 
-    This job might send what that run has kept at the site.
+    This job might send what that run has kept at the site. A memory's place among the parts of a method says nothing of
+    the part that wrote it unless the whole method is the same, with all its parts and settings.
     """
-    before, now = facts.get("method", site.method.label), site.method.label
-    require(
-        before == now, f"run {run_name!r} was of method {before}, and this job is of {now}; resume it with {before}"
-    )
+    before = facts.get("method")
+    now = json.loads(json.dumps(describe_method(site.method)))
+    differs = f"run {run_name!r} was of method {shown(before)}, and this job is of {shown(now)}"
+    require(before == now, f"{differs}; resume it with the same method and settings")
     kept_before, kept_now = set(facts.get("private") or ()), set(site.runtime.division.names)
     other = sorted(kept_before ^ kept_now)
     require(
