@@ -23,6 +23,8 @@ from cfl_flare.training.privacy import Queries
 
 # The array's name is that of the metric, so that a site's EgressFilter treats it so.
 LOSSES = "loss"
+# Names the mean of a cluster in results. No participant's name holds a slash.
+MEAN = "mean/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +98,10 @@ class CLoVE(Method):
             return before
         rows = np.stack([self.vector(state, u) for u in updates if u.arrays]).astype(np.float64)
         if not self.measures(state):
-            ids = sorted({state.assignment[name] for name in state.arrays})
-            means = [np.mean([row for n, row in state.arrays.items() if state.assignment[n] == k], axis=0) for k in ids]
-            return {**before, **{name: ids[i] for name, i in zip(names, nearest(rows, np.stack(means)))}}
+            means = self.mean_losses(state)
+            ids = sorted(means)
+            centres = np.stack([means[k] for k in ids])
+            return {**before, **{name: ids[i] for name, i in zip(names, nearest(rows, centres))}}
         k = number_by_silhouette(rows, self.k) if self.silhouette else self.k
         equal = np.ones(len(rows))
         labels = first_kmeans(rows, k, equal, STARTS_ON_SHORT_ROWS, sizes=state.sizes(names, {}))
@@ -137,6 +140,21 @@ class CLoVE(Method):
             else:
                 same[name] = 1
         return same
+
+    def mean_losses(self, state: ServerState) -> dict[int, np.ndarray]:
+        """The mean vector of losses ``(K,)`` of each cluster; of a published state the one that was published."""
+        published: dict[int, np.ndarray] = {}
+        rows: dict[int, list[np.ndarray]] = {}
+        for name, row in state.arrays.items():
+            if name.startswith(MEAN):
+                published[int(name.removeprefix(MEAN))] = row
+            elif name in state.assignment:
+                rows.setdefault(state.assignment[name], []).append(row)
+        return {**{k: np.mean(of_cluster, axis=0) for k, of_cluster in rows.items()}, **published}
+
+    def publish(self, state: ServerState) -> ServerState:
+        """A cluster's mean losses place a newcomer. A participant's own losses on its training samples stay behind."""
+        return replace(state, arrays={f"{MEAN}{k}": mean for k, mean in self.mean_losses(state).items()})
 
     def join(self, state: ServerState, update: Update) -> ServerState:
         """By its losses of the models that were compared last, even if the run ended before a round of losses."""

@@ -170,6 +170,10 @@ class Ensemble(Wrapper):
         parts = enumerate(self.parts)
         return self._joined(state, [p.join(self.state_of(state, i), self.update_of(i, update)) for i, p in parts])
 
+    def publish(self, state: ServerState) -> ServerState:
+        published = [part.publish(self.state_of(state, i)) for i, part in enumerate(self.parts)]
+        return replace(state, arrays=together([of_part.arrays for of_part in published]))
+
     def serve(self, learner: Learner, download: Download) -> Params | Served:
         parts = enumerate(self.parts)
         return self._voting([p.serve(self._view(learner, i), self._download(download, i)) for i, p in parts])

@@ -181,7 +181,8 @@ class Recorder:
         """Writes the models and the server's state, then the summary."""
         for slot, served in models.items():
             save_served(self.folder / run_dir.MODELS, slot, served, self._model, state.round, self._task)
-        Store(self.folder / run_dir.STATE).save(state.round, state.bank, state_metadata(state), state.arrays)
+        left = method.publish(state)
+        Store(self.folder / run_dir.STATE).save(left.round, left.bank, state_metadata(left), left.arrays)
         last, lines, draws = self.last, run_dir.read_lines(self.folder / run_dir.ROUNDS), self._draws
         points = {p: {} if last is None else last.participants.get(p, {}) for p in participants}
         summary = {
