@@ -72,7 +72,9 @@ def _add_kit_commands(what: Any) -> None:
     prepare.add_argument("--allow", action="append", default=[], metavar="CLASS", help=text)
     text = "also let jobs name files in this folder"
     prepare.add_argument("--data-root", action="append", default=[], metavar="DIR", help=text)
-    add_settings(prepare, Policy, without=("data_roots",), optional=True)
+    text = "name data with patients of its own, which then has a ledger and a record of its own"
+    prepare.add_argument("--data-set", action="append", default=[], metavar="NAME=PATH", help=text)
+    add_settings(prepare, Policy, without=("data_roots", "data_sets"), optional=True)
     text = "a job stays for this number of days after its end (%(default)g)"
     clean.add_argument("--days", type=float, default=30.0, metavar="N", help=text)
 
@@ -86,8 +88,7 @@ def _add_job_commands(what: Any) -> None:
     text = "what jobs have spent of the privacy of this site's data, and what is left of its budget"
     ledger = what.add_parser("ledger", help=text)
     ledger.add_argument("--json", action="store_true", help="a line of JSON for each data set")
-    ledger.add_argument("--data", metavar="PATH", help="of the data that lies here; default: all, one after the other")
-    text = "trust a data set's ledger as it is, after a job was refused with 'ledger'; what it says stays spent"
+    text = "trust the ledger as it is, after a job was refused with 'ledger'; what it says stays spent"
     ledger.add_argument("--accept", metavar="REASON", help=text)
     for command in (runs, allow, ledger):
         command.add_argument("--kit", help="of this startup kit; default: $CFL_STATE_ROOT says where, else the folder")
@@ -135,7 +136,7 @@ def _changes(kit: Path, arguments: argparse.Namespace) -> tuple[startup.Preparat
     keeps_logs = arguments.keep_logs and check.is_site(kit)
     resources = startup.preparation(kit, [*CLASSES, *arguments.allow], keeps_logs)
     local = resources.file.parent
-    policy = startup.policy_change(local, arguments.data_root, **given(arguments, Policy))
+    policy = startup.policy_change(local, arguments.data_root, arguments.data_set, **given(arguments, Policy))
     limits = Policy.read(policy.file) if policy.after is None else Policy(**json.loads(policy.after))
     changes = [policy, startup.console_change(local)] if keeps_logs else [policy]
     if limits.epsilon_budget is not None and check.is_site(kit):
@@ -225,31 +226,26 @@ def allow_job(arguments: argparse.Namespace) -> None:
 
 
 def show_ledger(arguments: argparse.Namespace) -> None:
-    """``cfl-flare site ledger``: what has been spent of each data set; or the operator trusts one as it is."""
+    """``cfl-flare site ledger``: what has been spent of each data set; or the operator trusts it as it is."""
     kit = check.kit_of(arguments.kit)
     if kit is None:
         raise ConfigError("site: the ledger's counters are in the site's startup kit; name it by --kit")
     root = check.default_state_root(kit)
-    ledgers = check.ledgers(kit, root)
-    if arguments.data is not None:
-        place = str(Path(arguments.data).resolve()) if arguments.data else ""
-        ledgers = [ledger for ledger in ledgers if ledger.data == place]
-    if not ledgers:
+    whole = check.ledger_of(kit, root)
+    if not whole.is_begun:
         return _show_no_ledger(arguments, kit, root)
     if arguments.accept is not None:
-        places = ", ".join(repr(ledger.data) for ledger in ledgers)
-        require(len(ledgers) == 1, f"site: there are ledgers of {places}; name one by --data")
-        ledgers[0].accept(plain(arguments.accept))
-    for ledger in ledgers:
+        whole.accept(plain(arguments.accept))
+    for ledger in whole.by_data_set():
         spent = ledger.summary()
         print(json.dumps(spent)) if arguments.json else _show_spent(spent)
 
 
 def _show_no_ledger(arguments: argparse.Namespace, kit: Path, root: Path) -> None:
-    """Says that nothing was spent; a ConfigError if the operator names data, or accepts what is not there."""
+    """Says that nothing was spent; a ConfigError if the operator accepts what is not there."""
     nothing = f"no job with dp has spent anything here, by {root / FOLDER} and {kit / COUNTERS}"
-    asked = arguments.data is not None or arguments.accept is not None
-    require(not asked, f"site: {nothing}; leave --data and --accept out to see all, or {_way_to_state(arguments.kit)}")
+    way_out = f"leave --accept out, or {_way_to_state(arguments.kit)}"
+    require(arguments.accept is None, f"site: {nothing}; {way_out}")
     if not arguments.json:
         say(Console(), nothing, _way_to_state(arguments.kit))
 
@@ -257,7 +253,7 @@ def _show_no_ledger(arguments: argparse.Namespace, kit: Path, root: Path) -> Non
 def _show_spent(spent: dict[str, Any]) -> None:
     budget, left = spent["budget"], spent["left"]
     of_budget = "no budget is set" if budget is None else f"of {budget:g}; {left:.3g} are left for a job"
-    where = spent["data"] or "data that the operator does not name"
+    where = spent["data"] or "all data"
     by = spent["patients"][0] if len(spent["patients"]) == 1 else ""
     unit = f"of each patient, by {by!r}" if by else "of each sample"
     table = Table("job", "run", "epsilon", "participants", box=None, padding=(0, 1, 0, 0))

@@ -36,6 +36,7 @@ from cfl_flare.data.summary import COUNTED, DataSummary, clipped_line
 from cfl_flare.engine.site import Site
 from cfl_flare.flare.allowed import AUTHORIZATION, CLASSES, CODE, POLICY, READS, Policy, permitted_roles
 from cfl_flare.flare.kit import job_store, loses_state, preparation
+from cfl_flare.flare.policy import rules_of
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.ledger import COUNTERS, Ledger
 from cfl_flare.results.model_file import layout_of
@@ -124,25 +125,27 @@ def policy(local: Path) -> Finding:
     return Finding("policy", f"{allowed}, max_participants {limits.max_participants:,}", way_out)
 
 
-def ledgers(kit: Path, root: Path) -> list[Ledger]:
-    """A site's ledgers of privacy, of each data set one."""
-    limits = Policy.read(kit / "local" / POLICY)
-    return Ledger.all_of(root, name_of(kit), kit / COUNTERS, limits.epsilon_budget, limits.delta_budget)
+def ledger_of(kit: Path, root: Path) -> Ledger:
+    """A site's ledger of privacy."""
+    rules = rules_of(Policy.read(kit / "local" / POLICY))
+    return Ledger(root, kit / COUNTERS, name_of(kit), rules)
 
 
 def privacy(kit: Path, root: Path) -> Iterator[Finding]:
     """What is left of the operator's budget for each data set; nothing where none is set and none was spent."""
     try:
-        budget, spent = Policy.read(kit / "local" / POLICY).epsilon_budget, [of.summary() for of in ledgers(kit, root)]
+        ledger = ledger_of(kit, root)
+        spent = [of.summary() for of in ledger.by_data_set()] if ledger.is_begun else []
     except CFLError as error:
         yield _failed("privacy", error)
         return
+    budget = ledger.budget
     if budget is not None and not spent:
         yield Finding("privacy", f"epsilon_budget {budget:g}, nothing spent")
     for of in spent:
         left = "no budget is set" if budget is None else f"{of['left']:.3g} of {budget:g} left for a job"
         way_out = "" if of["left"] is None or of["left"] > 0 else "no job with dp goes on; see 'cfl-flare site ledger'"
-        yield Finding("privacy", f"{of['data'] or 'unnamed data'}: epsilon {of['epsilon']:.3g} spent, {left}", way_out)
+        yield Finding("privacy", f"{of['data'] or 'all data'}: epsilon {of['epsilon']:.3g} spent, {left}", way_out)
 
 
 def is_site(kit: Path) -> bool:

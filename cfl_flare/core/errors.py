@@ -20,6 +20,7 @@ FAILURES = {
     "difference": "its earlier jobs had almost the same sites, so that models of few follow; its operator can allow it",
     "budget": "its privacy budget, or the job's, does not pay for that",
     "ledger": "its ledger of privacy cannot be trusted until its operator has looked",
+    "withheld": "its privacy budget lets no reason leave that its data decides on",
     "encrypts": "a filter there encrypts models, which the server has to compare",
     "missing": "the data that it should read is not there",
     "columns": "its table's columns, or its classes, are not those that the job names or the sites agreed on",
@@ -33,6 +34,15 @@ FAILURES = {
     "file": "a file that it keeps cannot be read or written",
     "unexpected": "an unexpected error there",
 }
+
+# What a site with a privacy budget says in place of a code that its data decides on, and the codes that it does not.
+WITHHELD = "withheld"
+FREE_OF_DATA = frozenset(
+    (
+        *("software", "settings", "class", "path", "floor", "difference", "budget", "ledger", "encrypts", "payload"),
+        *("disk", "file"),
+    )
+)
 
 
 class CFLError(Exception):

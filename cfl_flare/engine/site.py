@@ -288,7 +288,8 @@ class Site:
         except AbortedError:
             raise
         except Exception as error:  # one failing participant must not stop the site's others
-            return Result(participant, error=failure_of(error, "training"), traceback=traceback.format_exc())
+            code = self._books.report(failure_of(error, "training"))
+            return Result(participant, error=code, traceback=traceback.format_exc())
         self.memory[participant] = memory
         return Result(participant, update, answers)
 
@@ -296,9 +297,14 @@ class Site:
         """The answers of a participant whose served model is measured, to each observer that has a question."""
         sends_counts = self.sends_counts(learner.participant)
         probe = Probe(learner, served, models, self.runtime.settings, sends_counts, self._most_tpr)
-        questions = {key: q for key, q in {"metrics": {}, "scores": {}, **task.questions}.items() if key in ANSWERING}
-        answers = {key: ANSWERING[key].answer(question, probe) for key, question in questions.items()}
-        return {key: answer for key, answer in answers.items() if answer is not None}
+        answers: dict[str, Any] = {}
+        for key, question in {"metrics": {}, "scores": {}, **task.questions}.items():
+            if key not in ANSWERING or not ANSWERING[key].is_in_job(self.runtime.settings):
+                continue  # the server may ask for what the job does not
+            answer = ANSWERING[key].answer(question, probe)
+            if answer is not None:
+                answers[key] = answer
+        return answers
 
 
 def check_dp(

@@ -14,6 +14,7 @@ By default the admin console shows a kit's files, and so what logs say of the da
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,7 @@ AUTHORIZATION, PRIVACY, CHAIN = "authorization.json", "privacy.json", "task_resu
 CODE, READS = "byoc", CommandCategory.SHELL_COMMANDS
 # FLARE's rights: categories of commands, commands without one, and two of jobs.
 # A role may have a single command; its condition is then stronger than its category's.
+DATA_SET = re.compile(r"\w[\w.-]{0,99}=/.+")
 READ_COMMANDS = {command for command, category in COMMAND_CATEGORIES.items() if category == READS}
 COMMANDS = {command for name, command in vars(AdminCommandNames).items() if name.isupper()}
 RIGHTS = {*COMMAND_CATEGORIES.values(), *(COMMANDS - COMMAND_CATEGORIES.keys()), CODE, "server-predeployed-flwr"}
@@ -103,6 +105,10 @@ class Policy:
 
     data_roots: tuple[str, ...] = setting(
         (), help="folders in which a job may name files to read; with none, a job reads only what $CFL_DATA names"
+    )
+    data_sets: tuple[str, ...] = setting(
+        (),
+        help="NAME=PATH of data with patients of their own; with none, one ledger and one record are for all data",
     )
     min_sites_per_cluster: int = setting(
         3, help="a site takes part in no job with a lower min_sites_per_cluster; 1: others may see its own model", ge=1
@@ -126,6 +132,12 @@ class Policy:
         le=1000,
     )
     delta_budget: float = setting(1e-5, help="probability with which epsilon_budget may not hold", gt=0, lt=0.1)
+    max_refusals: int = setting(
+        3,
+        help="with epsilon_budget: after this number of refusals that the data decided on, no job goes on until the "
+        "operator has looked",
+        ge=0,
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, POLICY)
@@ -133,6 +145,28 @@ class Policy:
         absolute = isinstance(roots, (list, tuple)) and all(isinstance(r, str) and Path(r).is_absolute() for r in roots)
         require(absolute, f"{POLICY}: data_roots = {roots!r} should be a list of folders, each with its whole path")
         object.__setattr__(self, "data_roots", tuple(roots))
+        self._check_data_sets()
+
+    def _check_data_sets(self) -> None:
+        """Raises a ConfigError unless each data set has a name and a place, and no place lies in another set's."""
+        listed = isinstance(self.data_sets, (list, tuple)) and all(isinstance(text, str) for text in self.data_sets)
+        valid = listed and all(DATA_SET.fullmatch(text) for text in self.data_sets)
+        wanted = "should be a list of NAME=PATH, each with its whole path"
+        require(valid, f"{POLICY}: data_sets = {self.data_sets!r} {wanted}")
+        object.__setattr__(self, "data_sets", tuple(self.data_sets))
+        for name, place in self._places_of_sets():
+            others = {other for other, above in self._places_of_sets() if place.is_relative_to(above)} - {name}
+            both = f"{str(place)!r} is in data set {name!r}, and in {sorted(others)}"
+            require(not others, f"{POLICY}: {both}; patients of several data sets belong into one")
+
+    def _places_of_sets(self) -> list[tuple[str, Path]]:
+        parts = [text.partition("=") for text in self.data_sets]
+        return [(name, Path(place).resolve()) for name, _, place in parts]
+
+    def data_set_of(self, place: str) -> str:
+        """The operator's name of the data set that lies there; empty if the operator names none."""
+        names = (name for name, above in self._places_of_sets() if place and Path(place).is_relative_to(above))
+        return next(names, "")
 
     @classmethod
     def of(cls, fl_ctx: FLContext) -> Policy:

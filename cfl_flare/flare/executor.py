@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import traceback
 from collections.abc import Collection, Mapping
@@ -44,7 +46,7 @@ from cfl_flare.flare.site_run import RoundTask, SiteRun, log_failure
 from cfl_flare.methods import Method, build_method
 from cfl_flare.results.balance import LedgerJob
 from cfl_flare.results.job_record import MEAN, ROUND, JobRecord
-from cfl_flare.results.ledger import JobBooks
+from cfl_flare.results.ledger import JobBooks, newest_change
 from cfl_flare.results.schema import LONGEST
 from cfl_flare.training.privacy import Books
 from cfl_flare.training.runtime import Place
@@ -101,7 +103,11 @@ class ClusteredExecutor(Executor):
         self._abort_signal = Signal()
         self._together: tuple[list[str], bool] | None = None
         self._averaged: list[str] = []
-        self._data, self._answered = "", 0
+        # Where the operator's data lies, empty for what the job names, and the data set that the operator has it in.
+        self._place = ""
+        self._data = ""
+        self._hosts = False
+        self._answered = 0
         self._books: Books | None = None
         self._labels: Mapping[str, str] = {}
         self._classes: tuple[str, ...] = ()
@@ -119,9 +125,13 @@ class ClusteredExecutor(Executor):
             self.log_info(fl_ctx, str(error))
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
-            code = failure_of(error)
+            code = self._report(failure_of(error))
             log_failure(self, f"task {task_name!r}", code, traceback.format_exc(), fl_ctx)
             return wire.to_shareable({}, {"error": code})
+
+    def _report(self, code: str) -> str:
+        """What leaves in place of a failure's code; before the site looks at its data, the code itself."""
+        return self._books.report(code) if self._books is not None and self._hosts else code
 
     def _check(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Checks that the server's job is this one, reads the data, builds the model, and says whom this site hosts."""
@@ -258,13 +268,15 @@ class ClusteredExecutor(Executor):
                 raise ColumnsError(f"data table: the columns are those of {COLUMNS} here; use the source site")
             if isinstance(source, SiteData):
                 source = replace(source, study=policy.study_of(fl_ctx, source.study))
-                self._data = "" if source.path is not None else str(source.located()[0].resolve())[-LONGEST:]
+                self._place = "" if source.path is not None else str(source.located()[0].resolve())[-LONGEST:]
+                self._data = Policy.of(fl_ctx).data_set_of(self._place)
             together = content["sites"] if simulated(fl_ctx) else None
             self._books = self._opened_books(source, content, fl_ctx)
-            self._place = Place.of(at_site.device, at_site.gpu_memory, content["index"], together)
+            self._device = Place.of(at_site.device, at_site.gpu_memory, content["index"], together)
             site = self._empty_site(build_method(unmarked(self.method), authorize), self.private, fl_ctx)
-            self._place.limit()
-            self.log_info(fl_ctx, f"{fl_ctx.get_identity_name()} computes on {self._place}")
+            self._device.limit()
+            self.log_info(fl_ctx, f"{fl_ctx.get_identity_name()} computes on {self._device}")
+            self._hosts = True
             with policy.limited_paths(fl_ctx):
                 self._host(site, source, content, fl_ctx)
             self._site = site
@@ -279,7 +291,7 @@ class ClusteredExecutor(Executor):
             from_dict(TrainSettings, unmarked(self.training), "training"),
             self.seed,
             self._at_site.evaluate_trained,
-            self._place.device,
+            self._device.device,
             should_stop=lambda: bool(self._abort_signal.triggered),
             private=private,
             authorize=authorize,
@@ -303,13 +315,38 @@ class ClusteredExecutor(Executor):
         if privacy is None or simulated(fl_ctx):
             return None
         unnamed = f"data: the job names it, and epsilon_budget = {budget} is for what the operator names by $CFL_DATA"
-        require(bool(self._data) or budget is None, f"{unnamed}; use the source site without a path", BudgetError)
-        run = self.run_name, content["memory_of"] or ""
-        job = LedgerJob(fl_ctx.get_job_id(), *run, privacy.epsilon, privacy.delta, source.patient or "")
-        ledger = policy.ledger_for(self._data, fl_ctx)
+        require(bool(self._place) or budget is None, f"{unnamed}; use the source site without a path", BudgetError)
+        if budget is not None:
+            self._check_questions(source)
+        ledger = policy.ledger_for(self._place, fl_ctx)
+        job = LedgerJob(
+            fl_ctx.get_job_id(),
+            self.run_name,
+            content["memory_of"] or "",
+            privacy.epsilon,
+            privacy.delta,
+            source.patient or "",
+            self._describe_division(),
+        )
         ledger.open()
         ledger.check(job)
         return JobBooks(ledger, job)
+
+    def _check_questions(self, source: DataSource) -> None:
+        """Raises a BudgetError for settings with which a job's author could ask about the data by being refused."""
+        fewest = DataConfig().min_samples
+        asked = self.data.get("min_samples", fewest)
+        reason = f"data: min_samples = {asked} asks for the number of samples, and this site has an epsilon_budget"
+        require(asked == fewest, f"{reason}; leave it at {fewest}", BudgetError)
+        names_columns = isinstance(source, SiteData) and source.columns is not None
+        reason = "data: the job's columns and their ranges ask for values, and this site has an epsilon_budget"
+        way_out = f"let the operator set {COLUMNS} to the agreed file"
+        require(not names_columns or bool(os.environ.get(COLUMNS)), f"{reason}; {way_out}", BudgetError)
+
+    def _describe_division(self) -> str:
+        """A digest of all that decides in which split a patient is."""
+        decides = [self.source, self.data, self.seed, self._place, newest_change(self._place)]
+        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
         """Reads the data, and gives each participant that this site hosts its own."""

@@ -148,8 +148,10 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
     )
 
 
-def policy_change(local: Path, data_roots: Sequence[str] = (), **limits: float | None) -> Change:
-    """The change of a kit's policy that an operator asks for: folders to add, and ``limits`` that are not None.
+def policy_change(
+    local: Path, data_roots: Sequence[str] = (), data_sets: Sequence[str] = (), **limits: float | None
+) -> Change:
+    """The change of a kit's policy that an operator asks for: what to add to its lists, and limits that are not None.
 
     Raises:
         ConfigError: the policy cannot be read, a value is out of its range, or a folder does not exist.
@@ -159,9 +161,20 @@ def policy_change(local: Path, data_roots: Sequence[str] = (), **limits: float |
     for root in roots:
         require(Path(root).is_dir(), f"site: --data-root {root!r} is not a folder; make it first")
     values: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-    new = replace(old, data_roots=tuple(dict.fromkeys((*old.data_roots, *roots))), **values)
+    values["data_roots"] = tuple(dict.fromkeys((*old.data_roots, *roots)))
+    values["data_sets"] = tuple(dict.fromkeys((*old.data_sets, *map(_resolve_data_set, data_sets))))
+    new = replace(old, **values)
     texts = (written({name: getattr(policy, name) for name in changed(policy)}) for policy in (old, new))
     return Change.of(local / POLICY, *texts)
+
+
+def _resolve_data_set(text: str) -> str:
+    """``NAME=PATH`` with its whole path; a ConfigError if nothing is there."""
+    name, _, given = text.partition("=")
+    place = expanded(given).resolve()
+    reason = f"site: --data-set {text!r} should be NAME=PATH of a file or a folder"
+    require(bool(name and given) and place.exists(), f"{reason}; make it first")
+    return f"{name}={place}"
 
 
 def console_change(local: Path) -> Change:

@@ -24,7 +24,7 @@ from nvflare.app_common.utils.file_utils import resolve_path_under_root
 
 from cfl_flare.core import PACKAGE, __version__
 from cfl_flare.core.config import check_run_name, from_dict, require, unmarked
-from cfl_flare.core.errors import ConfigError, FloorError, SettingsError, SoftwareError
+from cfl_flare.core.errors import BudgetError, ConfigError, FloorError, SettingsError, SoftwareError
 from cfl_flare.core.files import keep_private
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.data.files import reading_within
@@ -33,7 +33,7 @@ from cfl_flare.engine.settings import BOUNDS, FEWEST_SCORED
 from cfl_flare.flare.allowed import POLICY, Policy
 from cfl_flare.flare.compat import SIMULATED_JOB, on_one_machine, simulated
 from cfl_flare.results.gate import tpr_bound
-from cfl_flare.results.ledger import COUNTERS, Ledger
+from cfl_flare.results.ledger import COUNTERS, Ledger, Rules
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
 
@@ -147,12 +147,25 @@ def store_for(run_name: str, fl_ctx: FLContext) -> Store:
     return Store(Path(folder), durable=not simulated(fl_ctx))
 
 
-def ledger_for(data: str, fl_ctx: FLContext) -> Ledger:
-    """This site's ledger of a data set, see `cfl_flare.results.ledger`; its counters are in the kit's folder."""
-    policy, kit = Policy.of(fl_ctx), Path(fl_ctx.get_engine().get_workspace().get_root_dir())
-    budget = policy.epsilon_budget, policy.delta_budget
-    patients = os.environ.get(PATIENT, "")
-    return Ledger(state_root(fl_ctx), data, fl_ctx.get_identity_name(), kit / COUNTERS, *budget, patients)
+def ledger_for(place: str, fl_ctx: FLContext) -> Ledger:
+    """This site's ledger, as it counts for the data that lies there; its counter is in the kit's folder.
+
+    Raises:
+        BudgetError: the operator names data sets, and the data is in none of them.
+    """
+    policy = Policy.of(fl_ctx)
+    kit = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
+    name = policy.data_set_of(place)
+    named = bool(name) or not policy.data_sets or policy.epsilon_budget is None
+    reason = f"data: {place!r} is in none of the operator's data_sets, so that no budget is known for it"
+    require(named, f"{reason}; run 'cfl-flare site prepare KIT --data-set NAME=PATH'", BudgetError)
+    rules = rules_of(policy, os.environ.get(PATIENT, ""))
+    return Ledger(state_root(fl_ctx), kit / COUNTERS, fl_ctx.get_identity_name(), rules, name, place)
+
+
+def rules_of(policy: Policy, patients: str = "") -> Rules:
+    """What an operator's policy says about the ledger."""
+    return Rules(policy.epsilon_budget, policy.delta_budget, patients, policy.max_refusals)
 
 
 def series(version: str) -> str:

@@ -1,11 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""A site's ledger of differential privacy: what all jobs together have spent on one data set.
+"""A site's ledger of differential privacy: what all jobs together have spent on the site's data.
 
-It is append-only, JSON Lines, one file for a data set below the state root, whichever job spends. Each line has a
-number, the digest of the line before it, and its own digest. A counter outside the state root holds the number of the
-site's last line, so that an older copy of the ledger is refused. A line is on the disk before its noise is drawn. What
-is written counts as spent, whether or not the process lived to draw the noise. `cfl_flare.results.balance` adds it up.
+It is append-only, JSON Lines, one file below the state root, whichever job spends and wherever its data lies. A path
+names no patients: the same file has several paths, and a folder may hold a copy. So only the operator says which data
+have patients of their own. Each line has a number, the digest of the line before it, and its own digest. A counter
+outside the state root holds the number of the site's last line, so that an older copy of the ledger is refused. A line
+is on the disk before its noise is drawn. What is written counts as spent, whether or not the process lived to draw the
+noise. `cfl_flare.results.balance` adds it up.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,15 +25,23 @@ from typing import Any
 
 from cfl_flare.core import files
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import BudgetError, FileError, LedgerError
+from cfl_flare.core.errors import FREE_OF_DATA, WITHHELD, BudgetError, FileError, LedgerError
 from cfl_flare.core.text import plain
 from cfl_flare.results import schema
 from cfl_flare.results.balance import Balance, LedgerJob
 from cfl_flare.training.privacy import Books, Spend, epsilon_of
 
 # In the state root, and in the kit. No run has such a name.
-FOLDER, COUNTERS = "_privacy", "cfl_ledger"
-OPEN, COUNT, SPEND, ACCEPT = "open", "count", "spend", "accept"
+FOLDER = "_privacy"
+COUNTERS = "cfl_ledger"
+FILE = "ledger.jsonl"
+COUNTER_FILE = "counter.json"
+# The kinds of lines.
+OPEN = "open"
+COUNT = "count"
+SPEND = "spend"
+REFUSE = "refuse"
+ACCEPT = "accept"
 # Seconds that a process waits for another one's line.
 PATIENCE = 10.0
 # Sums of rounded numbers may exceed a budget by this factor.
@@ -46,74 +57,103 @@ SPENDS = schema.list_of(
         steps=lambda value: schema.count(value) and value > 0,
     )
 )
-OF_JOB: schema.Fields = dict.fromkeys(("job", "run", "resumes", "participant", "patients"), schema.text)
+JOB_FIELDS = ("data", "job", "run", "resumes", "participant", "patients", "division")
+OF_JOB: schema.Fields = dict.fromkeys(JOB_FIELDS, schema.text)
 # The kinds of lines, and what each must say.
 KINDS: Mapping[str, schema.Fields] = {
-    OPEN: {"data": schema.text, "data_time": TIME},
+    OPEN: {"data": schema.text, "place": schema.text, "data_time": TIME},
     COUNT: {**OF_JOB, "counts": schema.dict_of(schema.count), "spends": SPENDS},
     SPEND: {**OF_JOB, "round": schema.count, "spends": SPENDS},
-    ACCEPT: {"reason": schema.text, "data_time": TIME, "counter": schema.count},
+    REFUSE: {"data": schema.text, "refused": schema.text},
+    ACCEPT: {"reason": schema.text, "places": schema.dict_of(TIME), "counter": schema.count},
 }
 EVERY: schema.Fields = dict.fromkeys(("time", "site", "before", "digest"), schema.text)
-COUNTER: schema.Fields = {"number": schema.count, "data": schema.text}
+COUNTER: schema.Fields = {"number": schema.count}
 
 AGAIN = "run 'cfl-flare site ledger --accept REASON'"
 BEHIND = f"put the newest copy back; else lower epsilon_budget by what is lost, and {AGAIN}"
 DAMAGED = f"move it away, lower epsilon_budget by what it had spent, and {AGAIN}"
 
 
-class Ledger:
-    """The ledger of a data set, for one of the sites that read it.
+@dataclass(frozen=True)
+class Rules:
+    """What a site's operator says about the ledger.
 
-    Args:
-        root: the state root.
-        data: where the data lies, as the operator names it; empty for what the operator does not name.
-        site: the site's name.
-        counters: the folder of the counters, outside the state root.
+    Attributes:
         budget: the most that all jobs together may spend; None for any.
         delta: the probability with which the budget's epsilon may not hold.
-        patients: what names the patients, as the operator says; empty if the operator does not.
+        patients: what names the patients; empty if the operator does not say.
+        max_refusals: how many answers without a reason leave before the operator looks.
+    """
+
+    budget: float | None = None
+    delta: float = 1e-5
+    patients: str = ""
+    max_refusals: int = 3
+
+
+class Ledger:
+    """A site's ledger, as it counts for one of the operator's data sets.
+
+    Args:
+        root: the state root. All kits with this state root share the ledger.
+        counters: the folder of the counter, outside the state root.
+        site: the site's name.
+        rules: the operator's.
+        data: the operator's name of the data set; empty if the operator names none. Then all lines count.
+        place: where the data lies; empty for what the operator does not name.
 
     Every method raises a LedgerError if the ledger cannot be read, written or trusted.
     """
 
     def __init__(
-        self,
-        root: Path,
-        data: str,
-        site: str,
-        counters: Path,
-        budget: float | None = None,
-        delta: float = 1e-5,
-        patients: str = "",
+        self, root: Path, counters: Path, site: str, rules: Rules | None = None, data: str = "", place: str = ""
     ):
-        name = hashlib.sha256(data.encode()).hexdigest()[:32]
-        self.data, self.site, self.budget, self._patients = data, site, budget, patients
-        self.file, self._counter = root / FOLDER / f"{name}.jsonl", counters / f"{name}.json"
-        self._balance = Balance(site, name, delta)
-        self._size, self._end = 0, b""
+        self.site = site
+        self.rules = rules or Rules()
+        self.data = data
+        self.place = place
+        self.file = root / FOLDER / FILE
+        self._counter = counters / COUNTER_FILE
+        self._forget()
 
-    @classmethod
-    def all_of(cls, root: Path, site: str, counters: Path, budget: float | None, delta: float) -> list[Ledger]:
-        """Those below a state root, and those that only a counter remembers."""
-        data = {path.stem: str(read_counter(path)["data"]) for path in sorted(counters.glob("*.json"))}
-        for path in sorted((root / FOLDER).glob("*.jsonl")):
-            if path.stem not in data:
-                with files.open_regular(path, files.MOST_LINES) as file:
-                    line = files.parse_json(file.readline(), str(path))
-                data[path.stem] = str(schema.checked(line, str(path), KINDS[OPEN])["data"])
-        return [cls(root, place, site, counters, budget, delta) for place in data.values()]
+    @property
+    def budget(self) -> float | None:
+        return self.rules.budget
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is a ledger, or a counter remembers one."""
+        return self.file.exists() or self._counter.exists()
+
+    def by_data_set(self) -> list[Ledger]:
+        """The ledger as it counts for each data set with a line in it; itself if the operator named none."""
+        with self._held():
+            self._read()
+        names = sorted(self._balance.sets - {""})
+        ledgers = [copy(self) for _ in names]
+        for name, ledger in zip(names, ledgers):
+            ledger.data = name
+            ledger._forget()
+        return ledgers or [self]
+
+    def _forget(self) -> None:
+        """Makes the next call read the file from its beginning."""
+        self._balance = Balance(self.site, self.data, self.rules.delta)
+        self._size = 0
+        self._end = b""
 
     def open(self) -> None:
         """Begins the ledger, or checks that it is not older than the data."""
         with self._held():
             self._read()
-            newest = newest_change(self.data)
-            if not self._balance.number:
-                self._write(OPEN, data=self.data, data_time=newest)
-            reason = f"{self.file}: the data in {self.data} is newer than its ledger says, of {_date(newest)}"
+            newest = newest_change(self.place)
+            if self.place not in self._balance.places:
+                self._write(OPEN, data=self.data, place=self.place, data_time=newest)
+            known = self._balance.places[self.place]
+            reason = f"{self.file}: the data in {self.place} is newer than its ledger says, of {_date(newest)}"
             way_out = f"if patients were added, {AGAIN}; if the ledger was copied back, {BEHIND}"
-            current = newest is None or newest <= (self._balance.data_time or 0)
+            current = newest is None or newest <= (known or 0)
             require(current, f"{reason}: {way_out}", LedgerError)
 
     def check(self, job: LedgerJob) -> None:
@@ -123,6 +163,7 @@ class Ledger:
         self._check_patients(job)
         if self.budget is None:
             return
+        self._check_refusals()
         total, left = self._balance.with_job(job), self._balance.left(self.budget)
         spent = f"run {job.run!r}: epsilon = {job.epsilon:g} at delta = {job.delta:g} would bring this site's data to"
         limit = f"its operator's epsilon_budget is {self.budget:g}; the largest that is left is {left:.3g}"
@@ -142,6 +183,7 @@ class Ledger:
         with self._held():
             self._read()
             self._check_patients(job)
+            self._check_refusals()
             of_run, of_job = self._balance.after(job, participant, spends)
             run = max(epsilon_of(curve, job.delta) for curve in of_run.values())
             spent = f"run {job.run!r}: {participant} would have spent epsilon = {run:.4g} at delta = {job.delta:g}"
@@ -151,29 +193,45 @@ class Ledger:
             spent = f"run {job.run!r}: {participant} would bring this site's data to epsilon = {total:.4g}"
             limit = f"its operator's epsilon_budget is {self.budget}; 'cfl-flare site ledger' shows what spent it"
             require(self.budget is None or total <= self.budget * ROUNDED, f"{spent}, and {limit}", BudgetError)
-            of = {"job": job.id, "run": job.run, "resumes": job.resumes, "participant": participant}
-            of["patients"] = job.patients
-            self._write(COUNT if "counts" in fields else SPEND, **of, **fields, spends=[asdict(s) for s in spends])
+            line = {"job": job.id, "run": job.run, "resumes": job.resumes, "participant": participant}
+            line |= {"data": self.data, "patients": job.patients, "division": job.division}
+            kind = COUNT if "counts" in fields else SPEND
+            self._write(kind, **line, **fields, spends=[asdict(spend) for spend in spends])
+
+    def refuse(self, job_id: str) -> None:
+        """Writes that a job is about to be answered without a reason, because of what is in the data."""
+        with self._held():
+            self._read()
+            self._check_refusals()
+            self._write(REFUSE, data=self.data, refused=job_id)
+
+    def _check_refusals(self) -> None:
+        """Raises a LedgerError if as many jobs were refused for what is in the data as the operator lets."""
+        refused = self._balance.refusals
+        most = self.rules.max_refusals
+        if self.budget is None or refused < most:
+            return
+        reason = f"{self.file}: {refused} answers since the operator looked were refusals because of the data"
+        limit = f"each tells its author something exactly, and max_refusals = {most}"
+        raise LedgerError(f"{reason}; {limit}; the log.txt of these jobs says why; then {AGAIN}")
 
     def _check_patients(self, job: LedgerJob) -> None:
         """Raises a LedgerError if a job counts by other patients than the operator's: its epsilon is not theirs."""
         for job_id, patients in (*self._balance.patients.items(), (job.id, job.patients)):
             named = f"patients are named by {patients!r}" if patients else "each sample is of a patient of its own"
-            reason = f"patients are named by CFL_PATIENT = {self._patients!r}, and in job {job_id} {named}"
+            reason = f"patients are named by CFL_PATIENT = {self.rules.patients!r}, and in job {job_id} {named}"
             way_out = (
                 "let the job use the source site; if CFL_PATIENT is new here, move the ledger away, lower "
                 f"epsilon_budget by what all samples of a patient have spent together, and {AGAIN}"
             )
-            require(self._patients in ("", patients), f"{self.file}: {reason}; {way_out}", LedgerError)
+            require(self.rules.patients in ("", patients), f"{self.file}: {reason}; {way_out}", LedgerError)
 
     def accept(self, reason: str) -> None:
         """Writes that the operator trusts the ledger as it is; what it says to have been spent stays spent."""
         with self._held():
             self._read(trusted=True)
-            counter = self._counted()
-            if not self._balance.number:
-                self._write(OPEN, data=self.data, data_time=None)
-            self._write(ACCEPT, reason=reason, data_time=newest_change(self.data), counter=counter)
+            places = {place: _newest_or(place, known) for place, known in self._balance.places.items()}
+            self._write(ACCEPT, reason=reason, places=places, counter=self._counted())
 
     def summary(self) -> dict[str, Any]:
         """What has been spent, by job, and what is left."""
@@ -190,9 +248,19 @@ class Ledger:
         }
         accepted = [{key: line[key] for key in ("time", "reason")} for line in balance.accepted]
         left = None if self.budget is None else balance.left(self.budget)
-        of_data = {"data": self.data, "patients": sorted({*balance.patients.values()})}
-        spent = {"epsilon": balance.epsilon, "delta": balance.delta, "budget": self.budget, "left": left}
-        return {**of_data, **spent, "jobs": jobs, "accepted": accepted, "lines": balance.number}
+        return {
+            "data": self.data,
+            "places": sorted(balance.places),
+            "patients": sorted({*balance.patients.values()}),
+            "epsilon": balance.epsilon,
+            "delta": balance.delta,
+            "budget": self.budget,
+            "left": left,
+            "refusals": balance.refusals,
+            "jobs": jobs,
+            "accepted": accepted,
+            "lines": balance.number,
+        }
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -256,7 +324,7 @@ class Ledger:
 
     def _count(self) -> None:
         files.make_folder(self._counter.parent)
-        content = {"number": self._balance.of_site[1], "data": self.data}
+        content = {"number": self._balance.of_site[1]}
         files.atomic_write(self._counter, json.dumps(content) + "\n", durable=True)
 
 
@@ -276,22 +344,40 @@ class JobBooks(Books):
     def said(self, participant: str, counts: Mapping[str, int], spends: Sequence[Spend]) -> None:
         self.ledger.enter(self.job, participant, spends, counts=dict(counts))
 
+    def report(self, code: str) -> str:
+        """The code itself if no patient's data decides on it, or if there is no budget; else `WITHHELD`, and a line."""
+        if self.ledger.budget is None or code in FREE_OF_DATA:
+            return code
+        try:
+            self.ledger.refuse(self.job.id)
+        except LedgerError as error:
+            return error.failure
+        return WITHHELD
+
 
 def read_counter(path: Path) -> dict[str, Any]:
-    """The number of a site's last line in a ledger, and the data; a FileError says that the file is damaged."""
+    """The number of a site's last line in a ledger; a FileError says that the file is damaged."""
     return schema.checked(files.read_json(path), str(path), COUNTER)
 
 
-def newest_change(data: str) -> int | None:
-    """When a data set's newest file was last written, in μs; None for data that the operator does not name."""
-    if not data:
+def newest_change(place: str) -> int | None:
+    """When the newest file there was last written, in μs; None for data that the operator does not name."""
+    if not place:
         return None
-    path = Path(data)
+    path = Path(place)
     try:
         changes = [file.stat().st_mtime_ns // 1000 for file in (files.below(path) if path.is_dir() else [path])]
     except OSError as error:
         raise FileError(f"cannot read {files.explained(error)}") from error
     return max(changes, default=0)
+
+
+def _newest_or(place: str, known: int | None) -> int | None:
+    """When the newest file there was last written; what was ``known`` if the data is gone from there."""
+    try:
+        return newest_change(place)
+    except FileError:
+        return known
 
 
 def _sealed(content: Mapping[str, Any]) -> bytes:

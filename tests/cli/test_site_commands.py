@@ -28,7 +28,7 @@ from cfl_flare.engine.site import Site
 from cfl_flare.methods import FedAvg
 from cfl_flare.models import MLP
 from cfl_flare.results.balance import LedgerJob
-from cfl_flare.results.ledger import JobBooks, Ledger
+from cfl_flare.results.ledger import JobBooks, Ledger, Rules
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.served import save_served
 from cfl_flare.training.ensemble import Served
@@ -135,7 +135,8 @@ def test_what_a_site_s_patients_have_left_of_their_privacy(tmp_path, capsys, mon
     assert main(["site", "prepare", str(kit), "--epsilon-budget", "8"]) == 0
     status, said = checked(capsys, "--kit", str(kit))
     assert status == 0 and "5 training, 4 test, by 'pid'" in said and "epsilon_budget 8, nothing spent" in said
-    ledger = Ledger(tmp_path, str(data), check.name_of(kit), kit / "cfl_ledger", 8.0, 1e-5, "pid")
+    rules = Rules(8.0, 1e-5, "pid")
+    ledger = Ledger(tmp_path, kit / "cfl_ledger", check.name_of(kit), rules, place=str(data))
     ledger.open()
     spends = [Spend("training", "train", 0.8)]
     JobBooks(ledger, LedgerJob("a", "ward", "", 8.0, 1e-5, "pid")).spend("p", 0, spends)

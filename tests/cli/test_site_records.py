@@ -58,7 +58,6 @@ def test_without_dp_the_ledger_is_empty(root: Path, tmp_path: Path, capsys: pyte
     assert main(["site", "ledger", "--kit", str(kit), "--json"]) == 0
     assert capsys.readouterr().out == ""
     assert main(["site", "ledger", "--kit", str(kit), "--accept", "after a crash"]) == 2
-    assert main(["site", "ledger", "--kit", str(kit), "--data", "ward.csv"]) == 2
 
 
 def test_a_study_has_rounds_of_each_candidate(root: Path, capsys: pytest.CaptureFixture) -> None:

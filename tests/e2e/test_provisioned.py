@@ -160,7 +160,7 @@ def test_a_hospital_s_ledger_pays_for_one_job_and_not_for_a_second(trial, capsys
         capsys.readouterr()
         assert main(["site", "ledger", "--json", "--kit", str(kit)]) == 0
         spent = json.loads(capsys.readouterr().out)
-        assert spent["data"] == str(trial.data["hospital-1"].resolve()) and spent["patients"] == ["pid"]
+        assert spent["places"] == [str(trial.data["hospital-1"].resolve())] and spent["patients"] == ["pid"]
         assert [job["run"] for job in spent["jobs"].values()] == ["private"]
         assert 2 < spent["epsilon"] <= 2.5 and spent["left"] < 2.5
         again = exported(trial, "again", "fedavg", num_rounds=1, min_clients=2, seed=7, training=private)

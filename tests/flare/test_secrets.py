@@ -406,7 +406,7 @@ def test_a_job_with_privacy_writes_into_the_ledger_before_it_says_a_number(tmp_p
     site = private_job()
     said = answer(site, check_in(job=job_of(site)), folder)
     (spent,) = spent_at(folder, capsys)
-    assert spent["data"] == str(data) and spent["lines"] == 2 and 0 < spent["epsilon"] < 3
+    assert spent["places"] == [str(data)] and spent["lines"] == 2 and 0 < spent["epsilon"] < 3
     again = private_job()  # the process was restarted: the number is the same, and nothing is spent
     assert answer(again, check_in(job=job_of(site)), folder) == said
     assert spent_at(folder, capsys) == [spent]

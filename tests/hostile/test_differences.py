@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import threading
 
 import numpy as np
@@ -190,17 +189,6 @@ def test_a_candidate_whose_clusters_differ_by_a_hospital_is_dropped(tmp_path, te
     assert not job.panics and not exposed(means_of(job), 3)
     dropped = load_study(job.results)["rungs"][0]["dropped"]
     assert "wecfl-k3" in dropped and "another seed" in dropped["wecfl-k3"]
-
-
-def test_data_of_another_study_is_not_held_against_a_job(hospitals):
-    hospitals.submit(hospitals.names)
-    for name in hospitals.names:
-        file = hospitals.folder / f"{name}.npz"
-        file.rename(file.with_suffix(".old"))
-        (hospitals.folder / "new").mkdir(exist_ok=True)
-        os.link(file.with_suffix(".old"), hospitals.folder / "new" / file.name)
-    hospitals.data = hospitals.folder / "new"
-    assert not hospitals.submit(hospitals.names[:3]).failures()
 
 
 @pytest.mark.parametrize("damage", ["{}\n", "not json\n", '{"kind": "job", "job"', "\xff\n", '{"kind": "round"}\n'])

@@ -27,6 +27,7 @@ class Bootstrap(Observer):
     """
 
     key: ClassVar[str] = "bootstrap"
+    setting: ClassVar[str] = "bootstrap"
 
     def __init__(self, times: int, measures: Sequence[str], ranges: Ranges):
         self._times, self._measures, self._ranges = times, list(measures), ranges
@@ -83,6 +84,7 @@ class ClassCounts(Observer):
     """The number of test samples by class, once if it is ``wanted``, beside the intervals that depend on it."""
 
     key: ClassVar[str] = "test_classes"
+    setting: ClassVar[str] = "bootstrap"
 
     def __init__(self, wanted: bool):
         self._wanted = wanted

@@ -123,10 +123,12 @@ class Observer:
 
     Attributes:
         key: of its question in a task, and of its answer in a result; empty if it asks nothing.
+        setting: of the job's training, without which a site answers nothing; empty if it always answers.
         stop: why the run should end early; None if it should not.
     """
 
     key: ClassVar[str] = ""
+    setting: ClassVar[str] = ""
     stop: str | None = None
 
     def begin(self, server: Running) -> None:
@@ -139,6 +141,11 @@ class Observer:
     def slots(self, question: Any) -> Sequence[str]:
         """Names of the models that a participant needs to answer."""
         return ()
+
+    @classmethod
+    def is_in_job(cls, settings: TrainSettings) -> bool:
+        """Whether the job asks for it: a site takes the job's word, and not the server's."""
+        return not cls.setting or bool(getattr(settings, cls.setting))
 
     @staticmethod
     def answer(question: Any, probe: Probe) -> Any:

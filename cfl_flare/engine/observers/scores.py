@@ -25,14 +25,14 @@ class Scores(Observer):
     """
 
     key: ClassVar[str] = "scores"
+    setting: ClassVar[str] = "score_bins"
 
     def __init__(self, scored: Scored | None):
         self._scored = scored
 
     @staticmethod
     def answer(question: Any, probe: Probe) -> np.ndarray | None:
-        sends = probe.sends_counts and probe.settings.score_bins
-        return probe.learner.score_counts(probe.outputs) if sends else None
+        return probe.learner.score_counts(probe.outputs) if probe.sends_counts else None
 
     def check(self, answer: Any, request: Asked) -> np.ndarray:
         """Counts of one test split, and those of decisions in the same rows: ``(classes, 2, bins + 1)``."""
