@@ -261,6 +261,8 @@ def _show_spent(spent: dict[str, Any]) -> None:
         cells = (job, cost["run"], f"{cost['epsilon']:.3g}", ", ".join(cost["participants"]))
         table.add_row(*(escape(plain(cell)) for cell in cells))
     accepted = [f"accepted {line['time']}: {line['reason']}" for line in spent["accepted"]]
+    if spent["refusals"]:
+        accepted.append(f"refusals by data: {spent['refusals']} of at most {spent['max_refusals']}")
     console = Console()
     say(console, f"{where}: epsilon {spent['epsilon']:.3g} {unit}, at delta {spent['delta']:g}, {of_budget}", *accepted)
     console.print(table)

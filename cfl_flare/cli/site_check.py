@@ -145,6 +145,8 @@ def privacy(kit: Path, root: Path) -> Iterator[Finding]:
     for of in spent:
         left = "no budget is set" if budget is None else f"{of['left']:.3g} of {budget:g} left for a job"
         way_out = "" if of["left"] is None or of["left"] > 0 else "no job with dp goes on; see 'cfl-flare site ledger'"
+        if budget is not None and of["refusals"] >= of["max_refusals"]:
+            way_out = f"{of['refusals']} jobs were refused because of the data: see 'cfl-flare site ledger'"
         yield Finding("privacy", f"{of['data'] or 'all data'}: epsilon {of['epsilon']:.3g} spent, {left}", way_out)
 
 

@@ -174,8 +174,10 @@ def check_memory_of(run_name: str, facts: Mapping[str, Any], site: Site) -> None
     """
     before = facts.get("method")
     now = json.loads(json.dumps(describe_method(site.method)))
-    differs = f"run {run_name!r} was of method {shown(before)}, and this job is of {shown(now)}"
-    require(before == now, f"{differs}; resume it with the same method and settings")
+    writer = before.get("method") if isinstance(before, dict) else before
+    differs = f"run {run_name!r} was of method {shown(writer)}, and this job is of {shown(now['method'])}"
+    way_out = "resume it with the same method, parts and settings"
+    require(before == now, f"{differs}, with other parts or settings; {way_out}")
     kept_before, kept_now = set(facts.get("private") or ()), set(site.runtime.division.names)
     other = sorted(kept_before ^ kept_now)
     require(

@@ -257,6 +257,7 @@ class Ledger:
             "budget": self.budget,
             "left": left,
             "refusals": balance.refusals,
+            "max_refusals": self.rules.max_refusals,
             "jobs": jobs,
             "accepted": accepted,
             "lines": balance.number,

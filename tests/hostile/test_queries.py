@@ -44,9 +44,9 @@ DELTA = 1e-5
 TRAINING = {"local_steps": 2, "dp": {"epsilon": 3.0, "rounds": 2, "measured": 2}}
 
 
-def private_job(**changes: Any) -> ClusteredExecutor:
+def private_job(source: SiteData | None = None, **changes: Any) -> ClusteredExecutor:
     """A job's process at a site, whose author asks for an epsilon of 3."""
-    return executor(SiteData(), **{"training": marked(TRAINING), **changes})
+    return executor(source or SiteData(), **{"training": marked(TRAINING), **changes})
 
 
 def ask(site: ClusteredExecutor, folder: Path, job: str = "job", **changes: Any) -> dict[str, Any]:
@@ -273,6 +273,22 @@ def test_numbers_in_a_job_ask_for_no_count(tmp_path: Path, monkeypatch: pytest.M
     assert not list((tmp_path / "state").rglob("*.jsonl"))
 
 
+def test_ranges_in_a_job_ask_for_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "".join(f"{40 + i},{100 + i},{i % 2}\n" for i in range(40))
+    (tmp_path / "ward.csv").write_text(f"age,sodium,label\n{rows}")
+    agreed = tmp_path / "columns.json"
+    monkeypatch.setenv("CFL_DATA", str(tmp_path / "ward.csv"))
+    assert main(["site", "columns", "--out", str(agreed)]) == 0
+    folder = kit(tmp_path / "site-1", epsilon_budget=4.0)
+    source = SiteData(columns=json.loads(agreed.read_text()))
+    model = marked(describe(Logistic((2,), 2), "model"))
+    said = ask(private_job(source=source, model=model), folder, "ranges")
+    assert said["error"] == "budget"
+    assert not list((tmp_path / "state").rglob("*.jsonl"))
+    monkeypatch.setenv("CFL_COLUMNS", str(agreed))
+    assert ask(private_job(source=source, model=model), folder, "agreed").get("error") != "budget"
+
+
 def test_refusals_by_data_are_coarse_and_counted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -291,6 +307,9 @@ def test_refusals_by_data_are_coarse_and_counted(
     assert len(errors) == 2 and all(line.endswith(f"failed: {WITHHELD}") for line in errors)
     assert ask(private_job(), folder, "honest")["error"] == "ledger"
     assert "max_refusals = 2" in caplog.text
+    capsys.readouterr()
+    assert main(["site", "ledger", "--kit", str(folder)]) == 0
+    assert "refusals by data: 2 of at most 2" in capsys.readouterr().out
     assert main(["site", "ledger", "--kit", str(folder), "--accept", "a wrong model"]) == 0
     assert "error" not in ask(private_job(), folder, "honest")
     assert ask(private_job(model=marked(large)), folder, "again")["error"] == WITHHELD
