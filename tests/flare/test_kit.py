@@ -254,7 +254,7 @@ def test_an_operator_s_limits_are_written_added_to_and_shown(tmp_path, capsys):
     assert '+  "min_sites_per_cluster": 5' in said and f"{folder / 'local' / 'cfl.json'}: written" in said
     assert main([*words, "--data-root", str(roots[1]), "--data-root", str(roots[0]), "--max-participants", "20"]) == 0
     own = Policy.read(folder / "local" / "cfl.json")
-    assert own == Policy(tuple(map(str, roots)), 5, max_participants=20)
+    assert own == Policy(tuple(map(str, roots)), min_sites_per_cluster=5, max_participants=20)
     capsys.readouterr()
     assert main(words) == 0 and "nothing to change" in capsys.readouterr().out
     found = site_check.policy(folder / "local")
