@@ -114,9 +114,14 @@ def attack_clusters(data: str, regime: str, seed: int) -> dict[str, Any]:
     clusters = {}
     for slot, label in zip(map(cluster_slot, range(len(SIZES))), method.labels):
         pooled = {attack: reduce(add, (of[attack] for of in counts[slot])) for attack in ATTACKS}
-        rates = {"sites": len(counts[slot]), "attacks": {attack: rates_of(of) for attack, of in pooled.items()}}
+        rates = {
+            "sites": len(counts[slot]),
+            "unmeasured": 0,
+            "attacks": {attack: rates_of(of) for attack, of in pooled.items()},
+        }
         single = [slot] if any(clearly_above(of, BOUND) for of in counts[slot]) else []
-        facts = {"bound": BOUND, "models": {slot: rates}, "objections": [], "single": single}
+        shadows = {"shadow_models": SHADOW_MODELS, "fewest_shadow_models": SHADOW_MODELS}
+        facts = {"bound": BOUND, **shadows, "models": {slot: rates}, "objections": [], "single": single}
         clusters[label] = {**rates["attacks"], "stopped": why_not({"membership": facts}, slot)}
     return {"gap": float(np.mean(gaps)), "clusters": clusters}
 

@@ -28,7 +28,9 @@ from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import Participant, describe_method
+from cfl_flare.results.ancestry import ANCESTRY, Ancestor, Ancestry, hash_split
 from cfl_flare.results.curves import Scored
+from cfl_flare.results.gate import read_facts
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import Checkpoint
@@ -84,7 +86,8 @@ def run_loop(
     start = _start(plan, site, participants, checkpoints, facts)
     recorder = None
     if folder is not None:
-        recorder = Recorder(folder, {**facts, **plan.facts}, plan.model, start.recorded, start.last)
+        ancestry = {ANCESTRY: _trace_ancestry(plan, training).to_list(names=False)}
+        recorder = Recorder(folder, {**facts, **plan.facts, **ancestry}, plan.model, start.recorded, start.last)
         recorder.begin(plan.method.label, settings.num_rounds)
     scored = Scored.of(site.score_shape, runtime.task.link, settings.floor.sites, real=False)
     observers = [*observers_of(scored=scored, bootstrap=training.bootstrap), Membership(training.membership)]
@@ -152,6 +155,16 @@ def _start(
         start = Checkpoint(plan.method.start(initial, [p.name for p in participants]))
     site.memory.update({name: dict(memory) for name, memory in start.memory.items()})
     return start
+
+
+def _trace_ancestry(plan: RunPlan, training: TrainSettings) -> Ancestry:
+    """The runs in which the models will have been trained."""
+    privacy, path = training.privacy, plan.job.initial_ckpt
+    dp = None if privacy is None else {"epsilon": privacy.epsilon, "delta": privacy.delta}
+    run = Ancestor(dp=dp, split=hash_split(plan.server.seed, asdict(plan.data)))
+    if path is None:
+        return Ancestry((run,))
+    return Ancestry.of(read_facts(Path(path)).get(ANCESTRY)).add(run)
 
 
 def _keeper(recorder: Recorder, site: Site, server: Server) -> Callable[[str, Served], None]:

@@ -35,7 +35,7 @@ from cfl_flare.engine.task import Result, Task, check_arrays
 from cfl_flare.methods import Groups, Method, ServerState, build_method
 from cfl_flare.methods.slots import is_cluster, with_parts
 from cfl_flare.methods.state import Predict
-from cfl_flare.results.gate import check_gate
+from cfl_flare.results.gate import check_file
 from cfl_flare.results.metrics import average, leading, reported
 from cfl_flare.results.model_file import CLASSES, is_ours, layout_of, model_of
 from cfl_flare.results.run_dir import MODELS, NEWCOMERS, STATE, load_run, the_run
@@ -149,9 +149,8 @@ class Finished:
             f"{self.folder}: only its own training script computes with its models as they were trained; a newcomer's "
             "site takes part in a run of the script",
         )
-        check_gate(
-            self.folder, self.summary, sorted(path.stem for path in (self.folder / MODELS).glob("*.safetensors"))
-        )
+        for path in sorted((self.folder / MODELS).glob("*.safetensors")):
+            check_file(path)
         store = Store(self.folder / STATE)
         resumable = bool(store.versions()) and {"training", "seed"} <= self.summary.keys()
         require(

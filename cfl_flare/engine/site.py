@@ -32,6 +32,7 @@ from cfl_flare.training.dp_learner import DPLearner, check_training
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.learner import Learner
+from cfl_flare.training.membership import NO_RULE, AttackRule
 from cfl_flare.training.privacy import TEST, TRAIN, Account, Books, Randomness
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.sample_gradients import check_network
@@ -51,7 +52,7 @@ class Site:
         authorize: the site's component policy, which is asked about a task of the user's.
         fewest_scored: a participant with fewer test samples keeps the histograms of their scores, which nearly are
             the scores themselves.
-        most_tpr: the operator's bound on what a membership attack reaches; None for none.
+        rule: the operator's, on membership attacks.
         books: where participants write what they spend of their privacy.
         secret: noise comes from the operating system, as nobody may draw it again; else from the run's seed.
 
@@ -76,7 +77,7 @@ class Site:
         private: str | None = None,
         authorize: Callable[[str], None] | None = None,
         fewest_scored: int = 1,
-        most_tpr: float | None = None,
+        rule: AttackRule = NO_RULE,
         books: Books | None = None,
         secret: bool = False,
     ):
@@ -94,7 +95,7 @@ class Site:
         self._splits: dict[str, tuple[Split, Split]] = {}
         self._evaluate_trained = evaluate_trained
         self.score_shape, self._fewest_scored = score_shape(settings, self.runtime.division.layout), fewest_scored
-        self._most_tpr = most_tpr
+        self._rule = rule
         self._tried: set[int] = set()
 
     def add(self, participants: Iterable[ParticipantData]) -> None:
@@ -274,8 +275,7 @@ class Site:
             download = joined(sent, self.runtime.division.public)
             if task.evaluate:
                 served = Served.of(self.method.predictor(learner, download))
-                if learner.tests:
-                    answers |= self._answers(task, learner, served, models)
+                answers |= self._answers(task, learner, served, models)
                 if on_served is not None:
                     on_served(participant, served)
             if task.train:
@@ -296,11 +296,13 @@ class Site:
     def _answers(self, task: Task, learner: Learner, served: Served, models: Mapping[str, Params]) -> dict[str, Any]:
         """The answers of a participant whose served model is measured, to each observer that has a question."""
         sends_counts = self.sends_counts(learner.participant)
-        probe = Probe(learner, served, models, self.runtime.settings, sends_counts, self._most_tpr)
+        probe = Probe(learner, served, models, self.runtime.settings, sends_counts, self._rule)
         answers: dict[str, Any] = {}
         for key, question in {"metrics": {}, "scores": {}, **task.questions}.items():
             if key not in ANSWERING or not ANSWERING[key].is_in_job(self.runtime.settings):
                 continue  # the server may ask for what the job does not
+            if not (learner.tests or ANSWERING[key].asks_untested):
+                continue
             answer = ANSWERING[key].answer(question, probe)
             if answer is not None:
                 answers[key] = answer

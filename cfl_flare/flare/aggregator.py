@@ -37,7 +37,9 @@ from cfl_flare.flare.policy import limited_paths
 from cfl_flare.flare.schema import decode_results
 from cfl_flare.methods import Participant, ServerState, build_method
 from cfl_flare.methods.slots import travelling, with_parts
+from cfl_flare.results.ancestry import Ancestry
 from cfl_flare.results.curves import Scored
+from cfl_flare.results.gate import check_file, read_facts
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.run_dir import ROUNDS
 from cfl_flare.results.store import Checkpoint
@@ -59,6 +61,7 @@ class Start:
         recorded: the rounds that an earlier attempt left in that folder.
         facts: for its summary.
         announces: FLARE's metrics and experiment tracking hear of it; they know one run a job.
+        earlier: the runs in which the checkpoint's models were trained; None without a checkpoint of another job.
         drawn: the measures that participants compute on draws of their test splits; empty for all.
     """
 
@@ -70,6 +73,7 @@ class Start:
     facts: Mapping[str, Any] = field(default_factory=dict)
     announces: bool = True
     drawn: Sequence[str] = ()
+    earlier: Ancestry | None = None
 
 
 class ClusteringAggregator(ModelAggregator):
@@ -134,6 +138,28 @@ class ClusteringAggregator(ModelAggregator):
         path = carried / self.initial_ckpt  # an absolute path stays as it is
         inside = path.resolve().is_relative_to(carried.resolve())
         return path if inside else authorised(path, "run: initial_ckpt")
+
+    def read_initial_facts(self, fl_ctx: FLContext) -> dict[str, Any] | None:
+        """Read the facts by which the initial model is judged.
+
+        Args:
+            fl_ctx: of the job.
+
+        Returns:
+            See `cfl_flare.results.gate.read_facts`; None without an initial model.
+
+        Raises:
+            GateError: the model may go to nobody but its members, and the job would send it to all sites.
+            PathError: the server's operator does not allow the path.
+        """
+        with limited_paths(fl_ctx):
+            path = self._start_model(fl_ctx)
+            if path is None:
+                return None
+            if not path.is_file():  # `begin` says so
+                return {}
+            check_file(path)
+            return read_facts(path)
 
     def begin(
         self, start: Start, settings: ServerSettings, training: TrainSettings, equipment: Equipment, fl_ctx: FLContext

@@ -123,6 +123,17 @@ class Policy:
         gt=0,
         le=1,
     )
+    min_membership: int = setting(
+        16,
+        help="with that bound: fewest shadow models (membership) in a job, as fewer find less",
+        ge=2,
+        le=64,
+    )
+    accept_unmeasured: bool = setting(
+        False,
+        help="at a site with fewer than 30 test samples, which measures no attack: a model may leave if the other "
+        "members' attacks are below the bound",
+    )
     max_participants: int = setting(10_000, help="most participants that a server accepts from one site", ge=1)
     epsilon_budget: float | None = setting(
         None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ from cfl_flare.flare.policy import SOFTWARE, check_known, check_software, data_c
 from cfl_flare.flare.schema import decode_check_in, decode_classes
 from cfl_flare.flare.tracking import JobEvents, bounds, track
 from cfl_flare.methods import Participant
+from cfl_flare.results.ancestry import ANCESTRY, Ancestor, Ancestry, hash_split
+from cfl_flare.results.gate import weaker_bound
 from cfl_flare.results.job_record import READY, SILENT
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import Progress
@@ -130,6 +132,7 @@ class ClusteredController(PerSiteController):
             checkpoint.progress.record = None
         facts = {"name": persistor.run_name, "resumed_at": resumed_at}
         start = Start(self._gathered(), persistor.checkpoints, checkpoint, self.results, facts=facts)
+        start = replace(start, earlier=persistor.earlier)
         server = self.start(self._schedule, start)
         persistor.restore_best()
         if drive(server, self._transport(server), persistor.checkpoints):
@@ -140,9 +143,12 @@ class ClusteredController(PerSiteController):
     def start(self, schedule: ServerSettings, start: Start) -> Server:
         """Starts the run that the aggregator is of; a ConfigError if it cannot be run with these participants."""
         aggregator, recorder, checkpoint = self.aggregator, None, start.checkpoint
+        ancestry = self._trace_ancestry(start)
+        start.checkpoints.run = {ANCESTRY: ancestry.to_list()}
         if start.folder is not None:
             private = {} if aggregator.private is None else {"private": aggregator.private}
             of_run = {"run": asdict(schedule), **start.facts, "sites_left_out": self.left_out}
+            of_run[ANCESTRY] = ancestry.to_list(names=False)
             named = {"classes": list(self._classes)} if self._classes else {}
             facts = {**(self.facts or {}), **named, **private, **of_run}
             last = None if checkpoint is None else checkpoint.last
@@ -159,13 +165,33 @@ class ClusteredController(PerSiteController):
             earlier_means=self._means,
             observers=[
                 JobEvents(self, aggregator, start.announces, self._controller_settings.memory_gc_rounds),
-                Membership(self._training.membership, Policy.of(self.fl_ctx).max_tpr_at_1pct_fpr),
+                self._observe_membership(ancestry),
             ],
         )
         server = aggregator.begin(start, schedule, self._training, equipment, self.fl_ctx)
         if recorder is not None:
             recorder.begin(server.method.label, schedule.num_rounds)
         return server
+
+    def _trace_ancestry(self, start: Start) -> Ancestry:
+        """The runs in which the models will have been trained; a GateError for an initial model that may not leave."""
+        privacy, policy = self._training.privacy, Policy.of(self.fl_ctx)
+        run = Ancestor(
+            dp=None if privacy is None else {"epsilon": privacy.epsilon, "delta": privacy.delta},
+            split=hash_split(self.seed, (self.facts or {}).get("data")),
+        )
+        if start.earlier is not None:
+            return start.earlier.add(replace(run, resumes=True, pays_with_parent=not simulated(self.fl_ctx)))
+        initial = None if start.checkpoint is not None else self.aggregator.read_initial_facts(self.fl_ctx)
+        if initial is None:
+            return Ancestry((run,))
+        weaker = weaker_bound(initial, policy.max_tpr_at_1pct_fpr, policy.min_membership)
+        return Ancestry.of(initial.get(ANCESTRY)).add(replace(run, weaker=weaker))
+
+    def _observe_membership(self, ancestry: Ancestry) -> Membership:
+        policy = Policy.of(self.fl_ctx)
+        bound, fewest = policy.max_tpr_at_1pct_fpr, policy.min_membership
+        return Membership(self._training.membership, bound, fewest, ancestry.earlier_participants)
 
     def _transport(self, server: Server) -> Transport:
         if self.judge is None:

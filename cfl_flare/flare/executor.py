@@ -48,6 +48,7 @@ from cfl_flare.results.balance import LedgerJob
 from cfl_flare.results.job_record import MEAN, ROUND, JobRecord
 from cfl_flare.results.ledger import JobBooks, newest_change
 from cfl_flare.results.schema import LONGEST
+from cfl_flare.training.membership import AttackRule
 from cfl_flare.training.privacy import Books
 from cfl_flare.training.runtime import Place
 from cfl_flare.training.settings import TrainSettings
@@ -284,7 +285,7 @@ class ClusteredExecutor(Executor):
 
     def _empty_site(self, method: Method, private: str | None, fl_ctx: FLContext) -> Site:
         """A run's site that hosts nobody yet."""
-        authorize = component_policy(fl_ctx)
+        authorize, limits = component_policy(fl_ctx), Policy.of(fl_ctx)
         return Site(
             method,
             partial(build, self.model, torch.nn.Module, "model", authorize),
@@ -296,7 +297,7 @@ class ClusteredExecutor(Executor):
             private=private,
             authorize=authorize,
             fewest_scored=1 if simulated(fl_ctx) else FEWEST_SCORED,
-            most_tpr=Policy.of(fl_ctx).max_tpr_at_1pct_fpr,
+            rule=AttackRule(limits.max_tpr_at_1pct_fpr, limits.accept_unmeasured),
             books=self._books,
             secret=not simulated(fl_ctx),
         )

@@ -23,6 +23,7 @@ from cfl_flare.core.params import Layout
 from cfl_flare.engine.drive import Checkpoints
 from cfl_flare.engine.server import Server
 from cfl_flare.flare.policy import store_for
+from cfl_flare.results.ancestry import ANCESTRY, Ancestry
 from cfl_flare.results.run_dir import BEST
 from cfl_flare.results.store import Checkpoint
 
@@ -35,12 +36,16 @@ class ClusterModelPersistor(LearnablePersistor):
     Args:
         run_name: names the run's folder under the state root.
         resume_from: name of the run to resume; None for a new run.
+
+    Attributes:
+        earlier: the runs in which the models were trained that are resumed; None for a new run.
     """
 
     def __init__(self, run_name: str, resume_from: str | None = None):
         super().__init__()
         self.run_name = run_name
         self.resume_from = resume_from
+        self.earlier: Ancestry | None = None
         self._checkpoints: JobCheckpoints | None = None
         self._best: Path | None = None
 
@@ -59,7 +64,8 @@ class ClusterModelPersistor(LearnablePersistor):
             store.keep_previous()
             return None
         source = store if self.resume_from == self.run_name else store_for(self.resume_from, fl_ctx)
-        checkpoint, _ = Checkpoint.read(source, layout)
+        checkpoint, run = Checkpoint.read(source, layout)
+        self.earlier = Ancestry.of(run.get(ANCESTRY), f"{source.folder}: {ANCESTRY}")
         self.log_info(fl_ctx, f"resuming run {self.resume_from!r} after {checkpoint.state.round} rounds")
         if source is not store:
             store.keep_previous()
@@ -98,6 +104,8 @@ class JobCheckpoints(Checkpoints):
 
     def save(self, server: Server, due: bool = False) -> None:
         self.fire(AppEventType.BEFORE_LEARNABLE_PERSIST)
+        ancestry = Ancestry.of(self.run.get(ANCESTRY)).with_participants(server.participants)  # some joined late
+        self.run = {**self.run, ANCESTRY: ancestry.to_list()}
         super().save(server, due)
         if self.store is not None and server.progress.best != self._best:
             link_folder(self.results / BEST, self.store.folder / BEST)

@@ -98,18 +98,24 @@ def check_attacks(training: TrainSettings, fewest_tests: int, fl_ctx: FLContext)
 
     ``fewest_tests`` is the number of test samples of the participant that has fewest.
     """
-    bound, private = Policy.of(fl_ctx).max_tpr_at_1pct_fpr, training.privacy
+    policy = Policy.of(fl_ctx)
+    bound, private = policy.max_tpr_at_1pct_fpr, training.privacy
     if bound is None:
         return
+    fewest = policy.min_membership
     who = f"{POLICY} of {fl_ctx.get_identity_name()} has max_tpr_at_1pct_fpr = {bound:g}"
     if private is not None:
         limit = tpr_bound(private.epsilon, private.delta)
         met = limit <= bound
         reason = f"dp with epsilon = {private.epsilon} allows {limit:.3g}; lower epsilon in the job"
-    elif fewest_tests < FEWEST_SCORED:
-        met, reason = False, f"{fewest_tests} test samples do not tell; have {FEWEST_SCORED}, or take the bound away"
+    elif fewest_tests < FEWEST_SCORED and not policy.accept_unmeasured:
+        met = False
+        reason = f"{fewest_tests} test samples do not tell; have {FEWEST_SCORED}, or set accept_unmeasured"
+    elif not training.membership:
+        met, reason = False, f"the job measures no attack; set membership = {fewest} there"
     else:
-        met, reason = training.membership > 0, "the job measures no attack; set membership = 16 there"
+        met = training.membership >= fewest
+        reason = f"min_membership = {fewest}, and the job has membership = {training.membership}; raise it there"
     require(met, f"job: {who}, and {reason}", FloorError)
 
 

@@ -23,6 +23,7 @@ from cfl_flare.data.columns import Columns
 from cfl_flare.report.facts import flattened
 from cfl_flare.report.page import View, cluster_label
 from cfl_flare.report.text import cut, interval, is_finite, number
+from cfl_flare.results.ancestry import ANCESTRY, Ancestry
 from cfl_flare.results.bootstrap import read_draws
 from cfl_flare.results.gate import why_not
 from cfl_flare.results.run_dir import MODELS, Run
@@ -78,11 +79,18 @@ def build_card(run: Run, slot: str, comparison: Sequence[Facts], columns: Column
         "clusters": count_members(run),
         "results": list_figures(run, slot),
         "comparison": [*comparison, {"method": "the most frequent class", "run": None, "figures": majority}],
+        "privacy": describe_privacy(summary),
         "membership": {"bound": membership["bound"], "attacks": rates, "refusal": why_not(summary, slot)},
         "versions": {**summary.get("versions", {}), "cfl-flare of this card": __version__},
         "sha256": hash_files(run, slot),
     }
     return card
+
+
+def describe_privacy(summary: Facts) -> Facts | None:
+    """Describe the differential privacy of the models; None unless each run in which they were trained had it."""
+    privacy = Ancestry.of(summary.get(ANCESTRY)).privacy
+    return None if privacy is None else {"epsilon": privacy[0], "delta": privacy[1]}
 
 
 def remove_groups(value: Any) -> Any:

@@ -20,15 +20,17 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.clustering.gap import NUMBER
-from cfl_flare.core.arrays import save_arrays
+from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.config import require, unmarked
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import append, atomic_write, make_folder, writing
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.methods import Method, Participant, ServerState, describe_method
 from cfl_flare.results import run_dir
+from cfl_flare.results.ancestry import ANCESTRY, Ancestry
 from cfl_flare.results.bootstrap import BOOTSTRAP, Draws
 from cfl_flare.results.curves import CURVES
+from cfl_flare.results.gate import ATTACKED
 from cfl_flare.results.metrics import Metric, RoundMetrics
 from cfl_flare.results.model_file import CLASSES
 from cfl_flare.results.remarks import IMPROVING, improving, missed_rounds
@@ -52,6 +54,9 @@ class Recorder:
 
     Raises:
         ConfigError: the rounds to keep are not here.
+
+    Attributes:
+        membership: what attacks reached on the models so far; None if nobody set a bound, and nobody attacks.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Recorder:
         last: RoundMetrics | None = None,
     ):
         self.folder, self._run, self._model, self.last = folder, unmarked(run), unmarked(model), last
+        self.membership: Mapping[str, Any] | None = None
         self._task = (self._run.get("training") or {}).get("task", CLASSES)
         self._draws: Draws | None = None
         make_folder(folder / run_dir.MODELS)
@@ -114,7 +120,7 @@ class Recorder:
         shutil.rmtree(new, ignore_errors=True)
         try:
             for slot, served in models.items():
-                save_served(new / run_dir.MODELS, slot, served, self._model, rounds, self._task)
+                save_served(new / run_dir.MODELS, slot, served, self._model, rounds, self._task, gate=self._gate)
         except FileError:
             shutil.rmtree(new, ignore_errors=True)
             raise
@@ -122,6 +128,22 @@ class Recorder:
         if models:
             with writing(self.folder / run_dir.BEST):
                 new.rename(self.folder / run_dir.BEST)
+
+    @property
+    def _gate(self) -> dict[str, Any]:
+        """The facts by which a model of this run is judged, for its file, which names no participant."""
+        facts: dict[str, Any] = {ANCESTRY: Ancestry.of(self._run.get(ANCESTRY)).to_list(names=False)}
+        if self.membership is not None:
+            facts[ATTACKED] = self.membership
+        return facts
+
+    def _note_objections(self) -> None:
+        """Writes into the files of the best round's models which of the models a member objects to."""
+        if self.membership is None or not self.membership["objections"]:
+            return
+        for path in sorted((self.folder / run_dir.BEST / run_dir.MODELS).glob("*.safetensors")):
+            arrays, meta = load_arrays(path)
+            save_arrays(path, arrays, {**meta, ATTACKED: {**self.membership, "models": {}}})
 
     def served(
         self, name: str, served: Served, rounds: int, preparation: Preparation | None, beside: Mapping[str, Served]
@@ -180,9 +202,11 @@ class Recorder:
     ) -> None:
         """Writes the models and the server's state, then the summary."""
         for slot, served in models.items():
-            save_served(self.folder / run_dir.MODELS, slot, served, self._model, state.round, self._task)
+            folder = self.folder / run_dir.MODELS
+            save_served(folder, slot, served, self._model, state.round, self._task, gate=self._gate)
         left = method.publish(state)
         Store(self.folder / run_dir.STATE).save(left.round, left.bank, state_metadata(left), left.arrays)
+        self._note_objections()
         last, lines, draws = self.last, run_dir.read_lines(self.folder / run_dir.ROUNDS), self._draws
         points = {p: {} if last is None else last.participants.get(p, {}) for p in participants}
         summary = {

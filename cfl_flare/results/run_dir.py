@@ -28,6 +28,7 @@ from cfl_flare.core.arrays import load_arrays as read_arrays
 from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import append, atomic_write, below, json_lines, make_folder, read_json
 from cfl_flare.results import schema
+from cfl_flare.results.ancestry import ANCESTRY, IS_ANCESTRY
 from cfl_flare.results.metrics import Metric, reported
 from cfl_flare.results.remarks import CAPPED, HELD, IMPROVING, MOVED, POSSIBLE, SMALL
 
@@ -72,9 +73,12 @@ MEMBERSHIP = schema.described(
     "what membership attacks reached: a bound, rates by model and attack, and the models to which members object",
     schema.object_with(
         bound=schema.maybe(schema.share),
+        shadow_models=schema.count,
+        fewest_shadow_models=schema.count,
         models=schema.dict_of(
             schema.object_with(
                 sites=schema.count,
+                unmeasured=schema.count,
                 attacks=schema.dict_of(
                     schema.object_with(
                         tpr=schema.share,
@@ -104,6 +108,7 @@ SUMMARY_OPTIONAL: schema.Fields = {
     "majority": schema.number,
     "test_classes": schema.dict_of(schema.list_of(schema.maybe(schema.count))),
     "membership": MEMBERSHIP,
+    ANCESTRY: IS_ANCESTRY,
     "sites_left_out": schema.dict_of(schema.text),
     "classes": schema.list_of(schema.text),
     "range": schema.row(schema.number, schema.number),

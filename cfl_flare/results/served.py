@@ -47,6 +47,7 @@ def save_served(
     preparation: Preparation | None = None,
     beside: Mapping[str, Served] | None = None,
     made_with: Mapping[str, Any] | None = None,
+    gate: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a model or an ensemble, for `read_model`; into `SERVED`, for this user alone.
 
@@ -58,10 +59,12 @@ def save_served(
         preparation: how its participant fills up and scales a table; None for other data, and for models of several.
         beside: the models in the run's `MODELS`, whose arrays are not written again.
         made_with: the job's settings of data and training, for `cfl-flare site audit`; None for none.
+        gate: the facts by which `cfl_flare.results.gate` judges the model; None for a participant's own model.
     """
     arrays = written = served.arrays()
     meta: dict[str, Any] = {"slot": name, "round": rounds, "model": unmarked(model)}
     meta["untrained"] = sorted(served.untrained)
+    meta |= gate or {}
     if task != CLASSES:
         meta["task"] = task
     if made_with is not None:

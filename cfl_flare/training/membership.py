@@ -29,6 +29,23 @@ FEWEST_MEMBERS = 4
 
 
 @dataclass(frozen=True)
+class AttackRule:
+    """A site operator's rule on membership attacks.
+
+    Attributes:
+        most_tpr: the site objects to a model by which attacks reach more at 1 % false positives; None for no bound.
+        accepts_unmeasured: if a participant's test split is too small to measure, the site accepts what the other
+            members measure.
+    """
+
+    most_tpr: float | None = None
+    accepts_unmeasured: bool = False
+
+
+NO_RULE = AttackRule()
+
+
+@dataclass(frozen=True)
 class Counts:
     """What an attack reaches at the largest false positive rate that is at most 1 %.
 

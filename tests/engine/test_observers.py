@@ -17,7 +17,7 @@ from scipy.stats import binomtest
 from sklearn.metrics import roc_curve
 
 from cfl_flare.cli import main
-from cfl_flare.core.arrays import load_arrays
+from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.core.config import from_dict, parse_spec
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.data import Digits, Samples
@@ -30,6 +30,7 @@ from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import FedAvg, Participant, build_method
+from cfl_flare.results.ancestry import Ancestor, Ancestry
 from cfl_flare.results.gate import why_not
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.run_dir import load_run, read_lines
@@ -492,7 +493,7 @@ def test_attacks_that_nobody_asked_for_are_refused():
 
 def pooled(answers: dict[str, tuple[str, Counts, bool]], bound: float | None = 0.5, **settings) -> dict[str, Any]:
     """What a run's results hold of these answers: by participant its site, both attacks' counts, an objection."""
-    observer, facts = Membership(2, bound), dict[str, Any]()
+    observer, facts = Membership(2, bound, 2), dict[str, Any]()
     settings = ServerSettings(1, **settings)
     known = {
         name: {"models": {"cluster-0": dict.fromkeys(ATTACKS, counts)}, "objects_to": ["cluster-0"] * objects}
@@ -500,7 +501,9 @@ def pooled(answers: dict[str, tuple[str, Counts, bool]], bound: float | None = 0
     }
     people_of = {name: Participant(name, site, counts.members) for name, (site, counts, _) in answers.items()}
     of_round = SimpleNamespace(answers=lambda key: {**known, "late": None})
-    observer.close(SimpleNamespace(round=of_round, participants=people_of, settings=settings), facts)
+    state = SimpleNamespace(assignment=dict.fromkeys(people_of, 0))
+    server = SimpleNamespace(round=of_round, participants=people_of, settings=settings, state=state, recorder=None)
+    observer.close(server, facts)
     return facts["membership"]
 
 
@@ -530,30 +533,62 @@ def test_a_single_member_is_not_drowned_by_the_others():
 def rates(tp: int, members: int = 200, **facts) -> dict[str, Any]:
     """A summary's facts of one model, to which nobody objects."""
     attack = rates_of(Counts(tp, members, 0, 90))
-    of_model = {"sites": 3, "attacks": {"loss": rates_of(Counts(0, members, 0, 90)), "likelihood_ratio": attack}}
-    return {"bound": 0.1, "models": {"global": of_model}, "objections": [], "single": [], **facts}
+    attacks = {"loss": rates_of(Counts(0, members, 0, 90)), "likelihood_ratio": attack}
+    of_model = {"sites": 3, "unmeasured": 0, "attacks": attacks}
+    shadows = {"shadow_models": 16, "fewest_shadow_models": 16}
+    return {"bound": 0.1, **shadows, "models": {"global": of_model}, "objections": [], "single": [], **facts}
+
+
+def with_dp(*epsilons: float | None, **last: Any) -> Ancestry:
+    """Runs that go on from each other, each with this epsilon; None without dp."""
+    runs = [Ancestor(dp=None if epsilon is None else {"epsilon": epsilon, "delta": 1e-5}) for epsilon in epsilons]
+    return Ancestry((*runs[:-1], replace(runs[-1], **last)))
+
+
+PLAIN = with_dp(None)
 
 
 @pytest.mark.parametrize(
-    ("membership", "training", "reason"),
+    ("membership", "ancestry", "reason"),
     [
-        (None, {}, None),  # nobody set a bound
-        (rates(10), {}, None),
-        (rates(13), {}, r"likelihood_ratio tells 6.5% .*interval 3.5% to 10.9%.*above the bound of 0.1"),
-        (rates(0, 20), {}, "0.0% .*to 16.8%"),  # so few samples do not show that it is below
-        (rates(13, bound=None), {}, None),
-        (rates(0, bound=None, objections=["global"]), {}, "one of its members objects"),
-        (rates(0, models={}), {}, "no attack was measured on it, and the server's bound is 0.1"),
-        (rates(0, models={"global": {"sites": 3, "attacks": {}}}), {}, "no attack was measured on it"),
-        (rates(0, models={}), {"dp": {"epsilon": 2.0, "delta": 1e-5}}, None),  # exp(2) / 100 = 0.0739
-        (rates(0, models={}), {"dp": {"epsilon": 3.0, "delta": 1e-5}}, "rate of 0.201, and the bound is 0.1"),
-        (rates(0, models={}), {"dp": {"epsilon": None}}, "rate of 1, and"),
+        (None, PLAIN, None),  # nobody set a bound
+        (rates(10), PLAIN, None),
+        (rates(13), PLAIN, r"likelihood_ratio tells 6.5% .*interval 3.5% to 10.9%.*above the bound of 0.1"),
+        (rates(0, 20), PLAIN, "0.0% .*to 16.8%"),  # so few samples do not show that it is below
+        (rates(13, bound=None), PLAIN, None),
+        (rates(0, bound=None, objections=["global"]), PLAIN, "one of its members objects"),
+        (rates(0, models={}), PLAIN, "no attack was measured on it, and the server's bound is 0.1"),
+        (rates(0, models={"global": {"sites": 3, "attacks": {}}}), PLAIN, "no attack was measured on it"),
+        (rates(0, shadow_models=2), PLAIN, "with 2 shadow models, and the server's operator asks for 16"),
+        (rates(0, models={}), with_dp(2.0), None),  # exp(2) / 100 = 0.0739
+        (rates(0, models={}), with_dp(3.0), "rate of 0.201, and the bound is 0.1"),
+        (rates(0, models={}), with_dp(8.0), "rate of 1, and"),
+        (rates(0, models={}), with_dp(1.0, 2.0), "epsilon = 3 allows .* rate of 0.201"),
+        (rates(0, models={}), with_dp(1.0, 2.0, resumes=True, pays_with_parent=True), None),
+        (rates(0, models={}), with_dp(None, 2.0), "no attack was measured on it"),
+        (rates(0, models={}), with_dp(2.0, None), "no attack was measured on it"),
+        (rates(0, models={}), with_dp(1.0, 1.0, resumes=True, split="other"), "the splits may differ"),
+        (rates(10), with_dp(None, None, resumes=True, split="other"), "the splits may differ"),
+        (rates(10), with_dp(None, None, weaker="its initial model leaks"), "its initial model leaks"),
+        (rates(0, models={}), None, "no attack was measured on it"),  # nobody knows how it was trained
     ],
 )
-def test_what_may_leave(membership, training, reason):
-    summary = {"training": training, **({} if membership is None else {"membership": membership})}
+def test_what_may_leave(membership, ancestry, reason):
+    summary = {} if membership is None else {"membership": membership}
+    if ancestry is not None:
+        summary["ancestry"] = ancestry.to_list()
     why = why_not(summary, "global")
     assert why is None if reason is None else re.search(reason, why), why
+
+
+def note_rates(run: Path, membership: dict[str, Any]) -> None:
+    """Write what attacks reached into a run's summary and into the files of its models; none were made on the best."""
+    for path in run.glob("**/clusters/*.safetensors"):
+        arrays, meta = load_arrays(path)
+        best = path.parents[1].name == "best"
+        save_arrays(path, arrays, {**meta, "membership": {**membership, "models": {}} if best else membership})
+    path = run / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "membership": membership}))
 
 
 def test_onboard_convert_and_a_job_stop_at_the_gate(tmp_path, capsys, monkeypatch):
@@ -567,8 +602,7 @@ def test_onboard_convert_and_a_job_stop_at_the_gate(tmp_path, capsys, monkeypatc
         settings=ServerSettings(1),
         training=TrainSettings(lr=0.1, local_steps=1, membership=2),
     )
-    path = tmp_path / "run" / "summary.json"
-    summary = json.loads(path.read_text())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     measured = summary["membership"]["models"]["global"]
     assert measured["attacks"]["loss"]["members"] == sum(len(person.train) for person in people())
     network = "mlp:input_shape=[1,8,8],num_classes=10"
@@ -578,13 +612,13 @@ def test_onboard_convert_and_a_job_stop_at_the_gate(tmp_path, capsys, monkeypatc
         ["export", "--method", "fedavg", "--model", network, "--initial-ckpt", "run/clusters/global.safetensors"],
         ["convert", "run/best/clusters/global.safetensors", "--out", "onnx"],
     ]
-    path.write_text(json.dumps({**summary, "membership": rates(13)}))
+    note_rates(tmp_path / "run", rates(13))
     for command in commands:
         assert main(command) == 2
         said = capsys.readouterr().err
         assert "'global' stays with its members: " in said and "max_tpr_at_1pct_fpr" in said, said
-        assert ("no attack was measured" if "run/best: " in said else "likelihood_ratio tells 6.5%") in said
+        assert ("no attack was measured" if "run/best/" in said else "likelihood_ratio tells 6.5%") in said
     assert main(["show", "run"]) == 0
     assert "global stays with its members: the attack" in " ".join(capsys.readouterr().out.split())
-    path.write_text(json.dumps({**summary, "membership": rates(10)}))
+    note_rates(tmp_path / "run", rates(10))
     assert main(commands[0]) == 0

@@ -200,8 +200,9 @@ def test_a_filter_withholds_counts_of_attacks_and_not_that_the_site_objects(sett
     [
         ({}, None, 20, None),
         ({}, 0.1, 40, "the job measures no attack; set membership = 16 there"),
-        ({"membership": 2}, 0.1, 40, None),
-        ({"membership": 2}, 0.1, 20, "20 test samples do not tell; have 30"),
+        ({"membership": 16}, 0.1, 40, None),
+        ({"membership": 2}, 0.1, 40, "min_membership = 16, and the job has membership = 2; raise it"),
+        ({"membership": 16}, 0.1, 20, "20 test samples do not tell; have 30"),
         ({"dp": "epsilon=2"}, 0.1, 20, None),
         ({"dp": "epsilon=3"}, 0.1, 40, "dp with epsilon = 3 allows 0.201; lower epsilon"),
     ],
@@ -228,7 +229,7 @@ def test_a_site_objects_above_its_own_bound_alone(tmp_path, monkeypatch, told):
     monkeypatch.setattr("cfl_flare.training.membership.counted", lambda members, others: counts)
     question = {"shadow_models": 2, "models": [["global", ["global"], "logits", []]]}
     task = Task(("global",), False, True, questions={"membership": question}, models=("global",))
-    folder = kit(tmp_path / "kit", max_tpr_at_1pct_fpr=0.5)
+    folder = kit(tmp_path / "kit", max_tpr_at_1pct_fpr=0.5, min_membership=2)
     site = executor(SiteData(), training=marked(training))
     assert "participants" in answer(site, check_in(job={**JOB, "training": training}), folder)
     sent = site._site.carry_out(SITE, task, {"global": site._site.runtime.initial(0)}, 1).answers["membership"]

@@ -78,20 +78,34 @@ class Hospitals:
         monkeypatch: sets each site's data while it works.
         count: of sites.
         floor: that each site's policy asks for.
+        tests: of the last site, its test samples; the others have 40.
+        policy: of the server.
+        sites_policy: of each site.
     """
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 4, floor: int = 3):
+    def __init__(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        count: int = 4,
+        floor: int = 3,
+        tests: int = 40,
+        policy: Mapping[str, Any] = MappingProxyType({}),
+        sites_policy: Mapping[str, Any] = MappingProxyType({}),
+    ):
         self.folder, self._monkeypatch, self._jobs = folder, monkeypatch, 0
         self.names = [f"hospital-{i}" for i in range(1, count + 1)]
         self.root, self.data = folder / "cfl_state", folder
         monkeypatch.setenv("CFL_STATE_ROOT", str(self.root))
-        place = kit(folder / "server")
+        place = kit(folder / "server", **policy)
         (place / "startup" / "fed_client.json").rename(place / "startup" / "fed_server.json")
         rng = np.random.default_rng(0)
         for name in self.names:
-            kit(folder / name, min_sites_per_cluster=floor)
+            kit(folder / name, min_sites_per_cluster=floor, **sites_policy)
             images, labels = rng.integers(0, 256, (40, 4, 4), np.uint8), np.arange(40) % 2
-            arrays = {"train_images": images, "train_labels": labels, "test_images": images, "test_labels": labels}
+            count_tests = tests if name == self.names[-1] else 40
+            arrays = {"train_images": images, "train_labels": labels}
+            arrays |= {"test_images": images[:count_tests], "test_labels": labels[:count_tests]}
             np.savez(folder / f"{name}.npz", **arrays)
 
     def context(self, name: str, job: str, title: str, sites: Iterable[str], **more: Any) -> FLContext:
@@ -119,6 +133,10 @@ class Hospitals:
         silent: Collection[tuple[int, str]] = (),
         late: str | None = None,
         training: Mapping[str, Any] = TRAINING,
+        private: str | None = None,
+        model: Mapping[str, Any] = MODEL,
+        resume_from: str | None = None,
+        initial_ckpt: str | None = None,
         **settings: Any,
     ) -> Job:
         """Runs a job at these sites.
@@ -131,6 +149,10 @@ class Hospitals:
             silent: rounds and sites that do not answer in them.
             late: a site that connects after the first round.
             training: how participants train.
+            private: the layers that each participant has for itself.
+            model: the job's.
+            resume_from: names the run that it resumes.
+            initial_ckpt: the file at the server from which it starts.
             settings: of the server.
         """
         self._jobs += 1
@@ -141,7 +163,8 @@ class Hospitals:
         executors = {
             site: ClusteredExecutor(
                 method=how,
-                model=marked(MODEL),
+                model=marked(dict(model)),
+                private=private,
                 source=marked(describe(SiteData(), "data")),
                 run_name=title,
                 seed=settings.get("seed", 0),
@@ -176,9 +199,9 @@ class Hospitals:
             "server", identity, title, connected, get_component=lambda name: components.get(name), fire_event=fire_event
         )
         controller = ClusteredController(facts=shared, **{"num_rounds": 1, **settings})
-        aggregator = ClusteringAggregator(how, marked(MODEL))
+        aggregator = ClusteringAggregator(how, marked(dict(model)), initial_ckpt=initial_ckpt, private=private)
         aggregator.fl_ctx = fl_ctx
-        components |= {"aggregator": aggregator, "persistor": ClusterModelPersistor(title)}
+        components |= {"aggregator": aggregator, "persistor": ClusterModelPersistor(title, resume_from)}
         components["_Server_Runner"] = SimpleNamespace()
         controller.communicator = SimpleNamespace(
             send=send, get_num_standing_tasks=lambda: len(done), client_is_active=None

@@ -17,6 +17,7 @@ import yaml
 from cfl_flare.cli import main
 from cfl_flare.core.arrays import save_arrays
 from cfl_flare.report.card import show_value
+from cfl_flare.results.ancestry import Ancestor, Ancestry
 from cfl_flare.results.bootstrap import BOOTSTRAP
 from cfl_flare.results.run_dir import load_run
 from tests.helpers import made
@@ -214,17 +215,19 @@ def test_one_participant_without_cluster_hides_counts(tmp_path):
 
 def test_epsilon_and_the_gate_are_shown(tmp_path):
     attack = {"tpr": 0.2, "interval": [0.1, 0.3], "members": 40, "non_members": 40}
-    models = {"cluster-0": {"sites": 2, "attacks": {"loss": attack}}}
-    membership = {"bound": 0.25, "models": models, "objections": ["cluster-1"], "single": []}
+    models = {"cluster-0": {"sites": 2, "unmeasured": 0, "attacks": {"loss": attack}}}
+    shadows = {"shadow_models": 16, "fewest_shadow_models": 16}
+    membership = {"bound": 0.25, **shadows, "models": models, "objections": ["cluster-1"], "single": []}
     run = make_run(tmp_path / "wecfl-k2", membership=membership)
     assert main(["card", str(run)]) == 0
     text = read_card(run, "cluster-0")[1]
     assert "the model stays with its members" in text and "above the bound of 0.25" in text
     assert "at 1 % false positives: 0.200 (0.100 to 0.300)" in text and "there is no epsilon" in text
     assert "one of its members objects" in read_card(run, "cluster-1")[1]
-    private = make_run(tmp_path / "dp" / "wecfl-k2", training={"task": "binary", "dp": {"epsilon": 3, "delta": 1e-5}})
+    ancestry = Ancestry((Ancestor(dp={"epsilon": 3, "delta": 1e-5}),)).to_list()
+    private = make_run(tmp_path / "dp" / "wecfl-k2", ancestry=ancestry)
     assert main(["card", str(private)]) == 0
-    assert "epsilon at most 3, delta 1.00e-05" in read_card(private, "cluster-0")[1]
+    assert "epsilon at most 3.000, delta 1.00e-05" in read_card(private, "cluster-0")[1]
 
 
 # ---- Text from outside ----

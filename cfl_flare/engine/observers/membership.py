@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import Any, ClassVar
@@ -25,13 +25,31 @@ class Membership(Observer):
     Args:
         shadow_models: how many each participant trains for comparison; 0 for no attack.
         bound: the server operator's, of the true positive rate at a false positive rate of 1 %; None for none.
+        fewest: shadow models that the server's operator asks for.
+        earlier: participants of the runs that this one goes on from. They count as members of each model.
     """
 
     key: ClassVar[str] = "membership"
+    asks_untested: ClassVar[bool] = True
 
-    def __init__(self, shadow_models: int = 0, bound: float | None = None):
-        self._shadow_models, self._bound = shadow_models, bound
+    def __init__(
+        self, shadow_models: int = 0, bound: float | None = None, fewest: int = 0, earlier: Collection[str] = ()
+    ):
+        self._shadow_models = shadow_models
+        self._bound = bound
+        self._fewest = fewest
+        self._earlier = earlier
         self._models: dict[str, Named] | None = None
+
+    @property
+    def _watches(self) -> bool:
+        """Whether a run's results say what attacks reached."""
+        return bool(self._shadow_models) or self._bound is not None
+
+    def begin(self, server: Running) -> None:
+        """Until attacks have measured something, the files of models say that nothing was measured."""
+        if self._watches and server.recorder is not None:
+            server.recorder.membership = self._describe({}, {})
 
     def question(self, server: Running, participant: str) -> dict[str, Any] | None:
         """After the last round, how many shadow models to train, and the models: see `Named`.
@@ -53,26 +71,31 @@ class Membership(Observer):
 
     @staticmethod
     def answer(question: Any, probe: Probe) -> dict[str, Any] | None:
-        """The counts of each attack on each model, and whether the site objects; None from a small test split."""
+        """The counts of each attack on each model, and whether the site objects.
+
+        A small test split sends no counts. Then the answer is None, unless the site's operator accepts what the other
+        members measure: the answer has no model then.
+        """
         learner, count = probe.learner, min(int(question["shadow_models"]), probe.settings.membership)
         if not probe.sends_counts or learner.patients < FEWEST_MEMBERS or not count:
-            return None
+            return {"models": {}, "objects": False} if probe.rule.accepts_unmeasured else None
         counts = attacks(learner, models_of(question["models"], probe), count)
-        objects = probe.most_tpr is not None and any(clearly_above(of, probe.most_tpr) for of in counts.values())
+        objects = any(clearly_above(of, probe.rule.most_tpr) for of in counts.values())
         sent = {name: {attack: list(of.numbers) for attack, of in each.items()} for name, each in counts.items()}
         return {"models": sent, "objects": objects}
 
     def check(self, answer: Any, request: Asked) -> dict[str, Any]:
         """Four counts of each attack that are possible, of the samples that the participant said it has."""
         question: Any = request.task.questions.get(self.key)
-        wanted = question is not None and request.participant.tested
-        request.require(wanted, "it was not asked to attack models with its samples")
+        request.require(question is not None, "it was not asked to attack models with its samples")
         counted = isinstance(answer, Mapping) and answer.keys() == {"models", "objects"}
         counted = counted and isinstance(answer["objects"], bool)
         request.require(counted, f"{shown(answer)} should be counts by model, and whether it objects")
         models, known = answer["models"], [model for model, *_ in question["models"]]
         named = isinstance(models, Mapping) and models.keys() <= {*known}
         request.require(named, f"{shown(models)} should be counts of {', '.join(known)} alone")
+        possible = request.participant.tested or not models
+        request.require(possible, "it measured attacks, and said before that it has no test samples")
         counts = {model: self._of_model(of, request) for model, of in models.items()}
         return {"models": counts, "objects_to": known if answer["objects"] else []}
 
@@ -95,18 +118,46 @@ class Membership(Observer):
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:
         """The rates by model, of all its members together; none of too few sites or samples."""
-        if not self._shadow_models and self._bound is None:
+        if not self._watches:
             return
         answers = {name: answer for name, answer in server.round.answers(self.key).items() if answer is not None}
         models = dict.fromkeys(model for answer in answers.values() for model in answer["models"])
-        rates = {model: self._pooled(model, answers, server) for model in models}
-        single = {m for m in models for a in answers.values() if clearly_above(a["models"].get(m, {}), self._bound)}
-        facts[self.key] = {
+        rates = {}
+        for model in models:
+            rate = self._pooled(model, answers, server)
+            if rate is not None:
+                rates[model] = {**rate, "unmeasured": self._count_unmeasured(model, answers, server)}
+        facts[self.key] = self._describe(rates, answers)
+        if server.recorder is not None:
+            server.recorder.membership = facts[self.key]
+
+    def _describe(self, rates: Mapping[str, Any], answers: Mapping[str, Any]) -> dict[str, Any]:
+        """What a run's results say of the rates of its models."""
+        single: set[str] = set()
+        objections: set[str] = set()
+        for answer in answers.values():
+            objections.update(answer["objects_to"])
+            single.update(m for m, counts in answer["models"].items() if clearly_above(counts, self._bound))
+        return {
             "bound": self._bound,
-            "models": {model: of for model, of in rates.items() if of is not None},
-            "objections": sorted({model for answer in answers.values() for model in answer["objects_to"]}),
+            "shadow_models": self._shadow_models,
+            "fewest_shadow_models": self._fewest,
+            "models": dict(rates),
+            "objections": sorted(objections),
             "single": sorted(single),
         }
+
+    def _count_unmeasured(self, model: str, answers: Mapping[str, Any], server: Running) -> int:
+        """Count a model's members that measured nothing on it, and did not accept what the other members measure.
+
+        Participants of earlier runs are members of each model, as nobody knows into which models they have gone.
+        """
+        members = set(self._earlier)
+        for name in server.participants:
+            cluster = server.state.assignment.get(name)
+            if not is_cluster(model) or (cluster is not None and cluster_slot(cluster) == model):
+                members.add(name)
+        return len(members - answers.keys())
 
     @staticmethod
     def _pooled(model: str, answers: Mapping[str, Any], server: Running) -> dict[str, Any] | None:

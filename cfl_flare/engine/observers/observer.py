@@ -21,6 +21,7 @@ from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import Progress
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
+from cfl_flare.training.membership import NO_RULE, AttackRule
 from cfl_flare.training.settings import TrainSettings
 
 
@@ -94,7 +95,7 @@ class Probe:
         models: all models that came with the round, by slot.
         settings: how participants train and what they measure.
         sends_counts: its test split is large enough for counts of its samples, by score or by class.
-        most_tpr: the site operator's bound on what a membership attack reaches; None for none.
+        rule: the site operator's, on membership attacks.
     """
 
     learner: Learner
@@ -102,7 +103,7 @@ class Probe:
     models: Mapping[str, Params]
     settings: TrainSettings
     sends_counts: bool = False
-    most_tpr: float | None = None
+    rule: AttackRule = NO_RULE
 
     @cached_property
     def outputs(self) -> Tensor:
@@ -124,11 +125,13 @@ class Observer:
     Attributes:
         key: of its question in a task, and of its answer in a result; empty if it asks nothing.
         setting: of the job's training, without which a site answers nothing; empty if it always answers.
+        asks_untested: participants without test samples are asked as well.
         stop: why the run should end early; None if it should not.
     """
 
     key: ClassVar[str] = ""
     setting: ClassVar[str] = ""
+    asks_untested: ClassVar[bool] = False
     stop: str | None = None
 
     def begin(self, server: Running) -> None:
