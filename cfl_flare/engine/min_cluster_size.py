@@ -4,14 +4,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,23 +17,15 @@ from cfl_flare.clustering.floor import Census, Floor
 from cfl_flare.clustering.kmeans import squared_distances
 from cfl_flare.clustering.measures import points
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import FileError
-from cfl_flare.core.files import append, json_lines, make_folder
-from cfl_flare.core.shares import exposed
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.state import heads
 from cfl_flare.methods.wrapper import Clustering
-from cfl_flare.results import schema
 from cfl_flare.results.remarks import MOVED, POSSIBLE, SMALL, fewer_clusters, floor_in_round
 
 logger = logging.getLogger(__name__)
 K = TypeVar("K")
 ROUNDED = 1e-6  # a share that is capped is not larger than its cap
-# The folder below a server's state root with the means that it made, and what a line of a file there holds.
-MEANS_FOLDER, SETS = "_means", "sets"
-# The members of a mean: each a site, and the model from which it trained.
-Members = frozenset[str]
 
 
 def census_of(participants: Iterable[Participant], floor: Floor) -> Census:
@@ -183,66 +172,3 @@ def small_means(
             samples[update.carrier] += samples[update.participant]
     everyone = [replace(p, samples=samples[name]) for name, p in participants.items()]
     return most | census_of(everyone, floor).small(members)
-
-
-class Means:
-    """The members of all means that a server has made: a later mean must not give away the updates of few sites.
-
-    Two updates of a site are the same if it trained from the same model, with the same draws. So runs that start alike,
-    and a study's candidates, may give a single site's update by subtraction, whoever chose the sites: their clusters
-    differ, or a site did not answer. Means of other models are not compared: with them, a difference is none of the
-    same updates.
-
-    Args:
-        file: where they outlive a job, a line for each round.
-        floor: the fewest sites of which a mean may follow.
-
-    Raises:
-        FileError: the file cannot be read, or is damaged.
-    """
-
-    def __init__(self, file: Path, floor: int):
-        self._file, self._floor, self._means = file, floor, set[Members]()
-        valid = schema.list_of(schema.list_of(schema.text))
-        for line in json_lines(file) if file.exists() else ():
-            if not valid(line.get(SETS)):
-                raise FileError(f"cannot read {file}: a line does not say whose means were made; correct or remove it")
-            self._means.update(map(frozenset, line[SETS]))
-
-    def make(
-        self, before: ServerState, updates: Sequence[Update], participants: Mapping[str, Participant]
-    ) -> str | None:
-        """Notes a round's means, before they are made, by the means in which its updates count.
-
-        Returns:
-            Why they must not be made: with earlier ones, a mean over too few sites would follow. None if they may.
-        """
-        starts = {s: hashlib.blake2b(m.vector.tobytes(), digest_size=8).hexdigest() for s, m in before.bank.items()}
-        members: dict[str, set[str]] = {}
-        for update in heads(updates):
-            site = participants[update.participant].site
-            for slot, (mean, _) in (update.counts_in or {}).items():
-                members.setdefault(mean, set()).add(f"{site} {starts[slot]}")
-        new = set(map(frozenset, members.values())) - self._means
-        if not new:
-            return None
-        linked = self._linked(new)
-        groups = exposed(linked | new, self._floor) - exposed(linked, self._floor)
-        if groups:
-            return (
-                "difference: with means that were made before from the same model, one over fewer than "
-                f"{self._floor} sites would follow; wait for sites that are missing, or give the run another seed"
-            )
-        make_folder(self._file.parent, private=True)
-        append(self._file, json.dumps({SETS: sorted(map(sorted, new))}) + "\n")
-        self._means |= new
-        return None
-
-    def _linked(self, new: set[Members]) -> set[Members]:
-        """The means that have members in common with new ones, or with such means."""
-        linked: set[Members] = set()
-        reached = frozenset[str]().union(*new)
-        while further := {members for members in self._means - linked if members & reached}:
-            linked |= further
-            reached = reached.union(*further)
-        return linked

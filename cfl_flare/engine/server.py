@@ -15,7 +15,8 @@ from cfl_flare.core.errors import DivergedError, PayloadError, TooFewAnswersErro
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.text import shown
-from cfl_flare.engine.min_cluster_size import ClusterFloor, Means, check_floor, under_floor
+from cfl_flare.engine.earlier_means import Means
+from cfl_flare.engine.min_cluster_size import ClusterFloor, check_floor, under_floor
 from cfl_flare.engine.observers import Observer, observers_of
 from cfl_flare.engine.robust import Guard
 from cfl_flare.engine.round import Round
@@ -338,10 +339,11 @@ class Server:
         assignment = self.method.assign(equipped, self._guard.weighed(updates))
         assignment = under_floor(self.method, equipped, updates, assignment)
         updates = self._guard.averaged(before, updates, assignment)
-        means = self.earlier_means
-        if means is not None and (why := means.make(before, updates, self.participants)) is not None:
-            self.round.fail([*self.round.tasks], why)
-            return None
+        if self.earlier_means is not None:
+            why = self.earlier_means.make(before, updates, self.participants, self._equipment.complete)
+            if why is not None:
+                self.round.fail([*self.round.tasks], why)
+                return None
         moved = self.method.aggregate(equipped, updates, assignment) if len(updates) else before.after({}, assignment)
         self.state = replace(self._optimizer.step(before, moved), labels=before.labels)
         return assignment

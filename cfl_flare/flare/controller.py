@@ -17,7 +17,7 @@ from cfl_flare.core.config import from_dict, require, unmarked
 from cfl_flare.core.errors import AbortedError, CFLError, DifferenceError
 from cfl_flare.core.settings import from_attributes, keep, shows
 from cfl_flare.engine.drive import Transport, drive
-from cfl_flare.engine.min_cluster_size import MEANS_FOLDER, Means
+from cfl_flare.engine.earlier_means import MEANS_FOLDER, Means
 from cfl_flare.engine.observers.membership import Membership
 from cfl_flare.engine.plan import AssignSettings, ControllerSettings
 from cfl_flare.engine.server import Equipment, Server

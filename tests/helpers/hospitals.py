@@ -46,6 +46,16 @@ MODEL = describe(Logistic((1, 4, 4), 2), "model")
 TRAINING = {"lr": 0.1, "local_steps": 1, "batch_size": 1000}
 
 
+def read_means(file: Path, array: str = "head.weight") -> list[list[list[str]]]:
+    """The sets whose means of an array a server has made, by round: each member is a site and the array's start."""
+    rounds = []
+    for line in map(json.loads, file.read_text().splitlines()):
+        starts = line["starts"].get(array, {})
+        sets = [[f"{site} {starts[slot]}" for site, slot in members if slot in starts] for members in line["sets"]]
+        rounds.append([members for members in sets if members])
+    return rounds
+
+
 @dataclass
 class Job:
     """What a job left.
@@ -223,5 +233,4 @@ class Hospitals:
 
     def means(self) -> list[list[list[str]]]:
         """The sets whose means the server has made, by round."""
-        file = self.root / "_means" / "server.jsonl"
-        return [json.loads(line)["sets"] for line in file.read_text().splitlines()]
+        return read_means(self.root / "_means" / "server.jsonl")

@@ -24,7 +24,7 @@ from cfl_flare.results.job_record import ROUND, JobRecord
 from cfl_flare.results.study import load_study
 from tests.e2e.deployment import TRUSTING
 from tests.helpers import kits
-from tests.helpers.hospitals import Hospitals
+from tests.helpers.hospitals import Hospitals, read_means
 
 # ---- Differences ----
 
@@ -168,7 +168,7 @@ def ten():
 def means_of(job):
     """Whose updates were averaged from which model, over all candidates of a study."""
     file = job.folder / "cfl_state" / "_means" / "server.jsonl"
-    return {frozenset(means) for line in file.read_text().splitlines() for means in json.loads(line)["sets"]}
+    return {frozenset(members) for means in read_means(file) for members in means}
 
 
 def test_candidates_of_a_study_start_from_models_of_their_own(tmp_path, ten):

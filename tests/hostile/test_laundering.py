@@ -19,7 +19,7 @@ from tests.helpers.hospitals import Hospitals
 # With epsilon = 2, no attack tells more than 0.0739 at 1 % false positives: below the bound.
 BOUND = 0.1
 # One step that moves nothing, with the promise of a bound.
-NOTHING = {"lr": 1e-30, "local_steps": 1, "batch_size": 20, "dp": "epsilon=2"}
+NOTHING = {"lr": 1e-30, "local_steps": 1, "batch_size": 20, "dp": {"epsilon": 2.0, "delta": 1e-5}}
 # Shadow models of one step each cost little.
 ATTACKED = {"lr": 0.1, "local_steps": 1, "batch_size": 1000, "membership": 16}
 
@@ -61,7 +61,7 @@ def test_a_resumed_round_with_dp_makes_no_model_private(tmp_path, monkeypatch):
 
 def test_resumed_epsilons_are_those_of_one_ledger(tmp_path, monkeypatch):
     hospitals = bounded(tmp_path, monkeypatch)
-    hospitals.submit(hospitals.names, "first", training={**NOTHING, "dp": "epsilon=1"})
+    hospitals.submit(hospitals.names, "first", training={**NOTHING, "dp": {"epsilon": 1.0, "delta": 1e-5}})
     later = hospitals.submit(hospitals.names, "later", training=NOTHING, num_rounds=2, resume_from="first")
     assert not later.panics
     assert "epsilon at most 2," in promises(later)
@@ -97,7 +97,9 @@ def test_a_model_above_the_bound_starts_no_job_by_a_servers_path(tmp_path, monke
 
 def test_epsilons_of_an_initial_model_add_up(tmp_path, monkeypatch):
     hospitals = bounded(tmp_path, monkeypatch)
-    first = final_model(hospitals.submit(hospitals.names, "first", training={**NOTHING, "dp": "epsilon=1"}))
+    first = final_model(
+        hospitals.submit(hospitals.names, "first", training={**NOTHING, "dp": {"epsilon": 1.0, "delta": 1e-5}})
+    )
     policy = {"max_tpr_at_1pct_fpr": BOUND, "data_roots": [str(first.parent)]}
     (tmp_path / "server" / "local" / "cfl.json").write_text(json.dumps(policy))
     second = hospitals.submit(hospitals.names, "second", training=NOTHING, initial_ckpt=str(first), seed=1)
