@@ -96,7 +96,8 @@ def run(case: str, row: str, epsilon: float | None, seed: int) -> dict[str, Any]
     method, make_model = build_named(spec, []), model_factory(plan.model)
     begun = time.process_time()
     site = Site(method, make_model, training, seed, private=private)
-    site.add(plan.data(chosen.partition, seed).host(plan.source_of(seed), "local", 0, 1))
+    with site.preparing():
+        site.add(plan.data(chosen.partition, seed).host(plan.source_of(seed), "local", 0, 1))
     server = build_server(site, make_model, settings, seed)
     served: dict[str, Served] = {}
     drive(server, InProcess(site, {n: n for n in site.hosted}, lambda server: served.__setitem__), Checkpoints())

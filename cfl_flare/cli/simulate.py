@@ -62,9 +62,10 @@ def simulate(
     check_simulation(plan, simulation)
     check_plans(plans.values())
     assert plan.reader is not None and plan.training is not None
-    hosted = plan.data.host(plan.reader, "local", 0, 1)
     of_run = (plan.method, plan.make_model, plan.training, plan.server.seed)
     site = Site(*of_run, device=plan.site.device, private=plan.job.private)
+    with site.preparing():
+        hosted = plan.data.host(plan.reader, "local", 0, 1)
     site.add(hosted)
     task = site.runtime.task
     judging = plan.server.judged(task, site.runtime.division.layout).early_stopping.named

@@ -1,18 +1,24 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""How a participant fills up and scales the features of its table: by its training rows, kept with its model."""
+"""How a participant fills up and scales the features of its table: by its training rows, kept with its model.
+
+With differential privacy, no row may decide what becomes of another one: inside `agreed_only`, numbers are filled up
+and scaled by the mean and deviation that the sites agreed on.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.errors import ColumnsError, ConfigError
 from cfl_flare.core.text import shown
 from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.labels import LARGEST
@@ -28,6 +34,25 @@ BOUND_ROWS = 10
 OF_POSSIBLE, OF_ROWS = 1 / 8, 1 / 2
 # A deviation that is a smaller part of the numbers themselves is none, but rounding.
 FLOOR = 1e-6
+# A missing boolean is half of both, where the rows do not say which one is more frequent.
+HALF = 0.5
+
+_agreed_only: ContextVar[bool] = ContextVar("agreed_only", default=False)
+
+
+@contextmanager
+def agreed_only(wanted: bool = True) -> Iterator[None]:
+    """Inside it, preparations are not fitted to rows, if that is wanted: they follow from the agreed columns."""
+    token = _agreed_only.set(wanted)
+    try:
+        yield
+    finally:
+        _agreed_only.reset(token)
+
+
+def is_agreed_only() -> bool:
+    """Whether this is inside `agreed_only`."""
+    return _agreed_only.get()
 
 
 @dataclass(frozen=True)
@@ -42,6 +67,7 @@ class Preparation:
         mean: ``(d,)``.
         deviation: ``(d,)``, above 0.
         clip: a scaled number is at most this many deviations from the mean; None for no limit.
+        is_agreed: it follows from the agreed columns, and from no row.
     """
 
     columns: Columns
@@ -49,6 +75,40 @@ class Preparation:
     mean: np.ndarray
     deviation: np.ndarray
     clip: float | None = None
+    is_agreed: bool = False
+
+    @classmethod
+    def from_columns(cls, columns: Columns, scaling: Scaling) -> Preparation:
+        """Make a preparation that depends on no row of the participant.
+
+        A missing number is filled with the agreed mean. A missing category is none of the categories: all its
+        features are 0. A missing boolean is `HALF`.
+
+        Args:
+            columns: what the columns mean, with mean and deviation of each number.
+            scaling: as for `fitted`.
+
+        Returns:
+            The preparation.
+
+        Raises:
+            ColumnsError: the sites have not agreed on a number's mean, or the numbers are scaled by a site's own rows.
+        """
+        width = len(columns.scaled)
+        fill, mean, deviation = np.zeros(width), np.zeros(width), np.ones(width)
+        for column, place in columns.places:
+            if column.is_scaled:
+                is_agreed = scaling == "none" or (scaling != "site" and column.mean is not None)
+                require(is_agreed, _describe_own_rows(column, scaling), ColumnsError)
+                mean[place.start] = UNSCALED if column.mean is None else column.mean
+                deviation[place.start] = column.deviation or 1.0
+                fill[place.start] = mean[place.start]
+            elif column.kind == "boolean":
+                fill[place.start] = HALF
+        if scaling == "none":
+            mean = np.full_like(mean, UNSCALED)
+            deviation = np.full_like(deviation, UNSCALED)
+        return cls(columns, fill, mean, deviation, CLIP if scaling == "auto" else None, is_agreed=True)
 
     @classmethod
     def fitted(cls, x: np.ndarray, columns: Columns, scaling: Scaling) -> Preparation:
@@ -65,6 +125,8 @@ class Preparation:
         """
         from sklearn.preprocessing import StandardScaler
 
+        if is_agreed_only():
+            return cls.from_columns(columns, scaling)
         is_number = columns.scaled
         mean, deviation, fill = np.zeros(len(is_number)), np.ones(len(is_number)), np.zeros(len(is_number))
         if is_number.any():
@@ -132,7 +194,17 @@ class Preparation:
         clip = value.get("clip")
         above = isinstance(clip, (int, float)) and not isinstance(clip, bool) and 0 < clip <= LARGEST
         require(clip is None or above, f"{where}: clip = {shown(clip)} should be a number above 0; name a whole file")
-        return cls(columns, **arrays, clip=clip)
+        return cls(columns, arrays["fill"], arrays["mean"], arrays["deviation"], clip)
+
+
+def _describe_own_rows(column: Column, scaling: Scaling) -> str:
+    """Say that a column would be filled up or scaled by a participant's own rows, and how to avoid it."""
+    return (
+        f"data table: scaling = {scaling!r}: with dp, no row may decide how another one is filled up or scaled, and "
+        f"column {shown(column.column)} has no agreed mean\n"
+        "hint: let each site run 'cfl-flare site columns --scale', put the files together with 'cfl-flare columns', "
+        "give the result as columns, and leave scaling at 'auto'"
+    )
 
 
 def _safe_scale(column: Column, values: np.ndarray) -> tuple[float, float]:

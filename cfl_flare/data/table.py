@@ -25,7 +25,7 @@ from cfl_flare.data.frames import is_unnamed, read_frame
 from cfl_flare.data.kinds import FEW, describe_oddities, infer_columns
 from cfl_flare.data.labels import form_of
 from cfl_flare.data.numbering import name_labels, number_codes
-from cfl_flare.data.preparation import Preparation, Scaling
+from cfl_flare.data.preparation import Preparation, Scaling, is_agreed_only
 from cfl_flare.data.reading import Reading
 from cfl_flare.data.samples import NamedSource, Samples
 from cfl_flare.data.splits import split_as_named, split_by_class, split_by_time
@@ -369,6 +369,11 @@ class Table(Reading, NamedSource):
         way_out = "let each site run 'cfl-flare site {command}', put the files together with 'cfl-flare columns', and "
         way_out += "give the result as columns"
         agreed = self.agreed_columns
+        if agreed is None and is_agreed_only():
+            raise ColumnsError(
+                "data table: with dp, no row may decide what the columns mean, and the sites agreed on no columns\n"
+                f"hint: {way_out.format(command='columns --scale')}"
+            )
         unknown = [c.column for c in columns.columns if c.kind == "category"] if agreed is None else []
         if words and not self.agreed_classes:
             unknown.append(self._label())

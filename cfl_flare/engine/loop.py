@@ -126,7 +126,8 @@ def _host(plan: RunPlan) -> tuple[Site, dict[str, str]]:
     of_run = (plan.method, plan.make_model, training, plan.server.seed, plan.site.evaluate_trained)
     site = Site(*of_run, place.device, private=plan.job.private)
     place.limit()
-    site.add(plan.data.host(plan.reader, "local", 0, 1))
+    with site.preparing():
+        site.add(plan.data.host(plan.reader, "local", 0, 1))
     numbers = {name: ((i + 1) * plan.sites - 1) // len(site.hosted) for i, name in enumerate(site.hosted)}
     return site, {n: "local" if plan.sites == 1 else f"site-{number + 1}" for n, number in numbers.items()}
 

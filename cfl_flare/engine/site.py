@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
@@ -22,6 +23,7 @@ from cfl_flare.core.private import Division
 from cfl_flare.core.seeds import stream
 from cfl_flare.data import ParticipantData, Samples
 from cfl_flare.data.numbering import as_numbers
+from cfl_flare.data.preparation import agreed_only
 from cfl_flare.engine.indicator import check_task
 from cfl_flare.engine.observers import ANSWERING, Probe
 from cfl_flare.engine.task import Result, Task
@@ -104,12 +106,19 @@ class Site:
         A FitError, or a ConfigError of the run's transforms, says that samples or labels do not fit the model.
         """
         for data in map(self._with_task_labels, participants):
+            if self._privacy is not None and data.preparation is not None:
+                fitted = f"{data.name}: with dp, a table is filled up and scaled by agreed columns, not by its rows"
+                require(data.preparation.is_agreed, f"{fitted}; read it inside `Site.preparing`")
             self._check_fit(data)
             self._splits[data.name] = self._split(data.train), self._split(data.test)
             self.hosted[data.name] = data
             self.memory.setdefault(data.name, {})
             if self._privacy is not None:
                 self._accounts[data.name] = self._account(data)
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """Inside it, participants' tables are prepared as the run needs: with dp, by agreed columns and by no row."""
+        return agreed_only(self._privacy is not None)
 
     def _with_task_labels(self, data: ParticipantData) -> ParticipantData:
         """The data with the numbers that classes are called by, if the task predicts numbers and not classes."""

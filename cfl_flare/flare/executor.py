@@ -356,7 +356,8 @@ class ClusteredExecutor(Executor):
         reason = "data: repeated_patients = 'allow' counts a patient more than once, and dp promises each one epsilon"
         is_private = self._books is not None
         require(not (counted_twice and is_private), f"{reason}; set it to first or drop", BudgetError)
-        site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
+        with site.preparing():
+            site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
         for line in config.described(source) if config.partition is None else ():
             self.log_info(fl_ctx, f"data: {plain(line)}")
         self._labels = self._labels_of(site, source, config, fl_ctx)

@@ -16,6 +16,7 @@ import numpy as np
 
 from cfl_flare.core.errors import ConfigError, RunFailedError
 from cfl_flare.data import ParticipantData
+from cfl_flare.data.preparation import agreed_only
 from cfl_flare.engine.drive import Checkpoints
 from cfl_flare.engine.loop import class_counts, class_facts, run_loop
 from cfl_flare.engine.observers.bootstrap import Bootstrap
@@ -74,7 +75,9 @@ class InProcess:
         """The participants, whose test samples are those of this split."""
         if split not in self._hosted:
             on: Literal["test", "validation"] = "test" if split == TEST else "validation"
-            self._hosted[split] = replace(self.plan.data, measured_on=on).host(self.reader, "local", 0, 1)
+            config = replace(self.plan.data, measured_on=on)
+            with agreed_only(self.training.privacy is not None):
+                self._hosted[split] = config.host(self.reader, "local", 0, 1)
         return self._hosted[split]
 
     def search(self) -> Search:

@@ -55,8 +55,9 @@ class StudyExecutor(SeveralExecutor):
     def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
         config = data_config(self.data, fl_ctx, source)
         where = (ReadOnce(source), fl_ctx.get_identity_name(), content["index"], content["sites"])
-        site.add(replace(config, measured_on=VALIDATION).host(*where))
-        self._tests = site.tested_on(replace(config, measured_on=TEST).host(*where))
+        with site.preparing():
+            site.add(replace(config, measured_on=VALIDATION).host(*where))
+            self._tests = site.tested_on(replace(config, measured_on=TEST).host(*where))
         for line in config.described(source) if config.partition is None else ():
             self.log_info(fl_ctx, f"data: {plain(line)}")
         self._classes = self._names_to_state(site, source, fl_ctx)
