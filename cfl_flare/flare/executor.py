@@ -42,7 +42,7 @@ from cfl_flare.flare.class_names import names_to_state
 from cfl_flare.flare.compat import component_policy, on_one_machine, simulated
 from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.schema import CLASSES, CLIPPED, LABEL
-from cfl_flare.flare.site_run import RoundTask, SiteRun, log_failure
+from cfl_flare.flare.site_run import RoundTask, SiteRun, check_split, log_failure
 from cfl_flare.methods import Method, build_method
 from cfl_flare.results.balance import LedgerJob
 from cfl_flare.results.job_record import MEAN, ROUND, JobRecord
@@ -140,6 +140,8 @@ class ClusteredExecutor(Executor):
         self._agree(content, fl_ctx)
         site = self._prepared(content, fl_ctx)
         policy.check_attacks(site.runtime.settings, min(len(data.test) for data in site.hosted.values()), fl_ctx)
+        if not simulated(fl_ctx):
+            check_split(self.run_name, content["memory_of"], site, fl_ctx)
         kept_back = [name for name in site.hosted if site.score_shape is not None and not site.sends_counts(name)]
         if kept_back:
             least = f"fewer than {FEWEST_SCORED} test samples"

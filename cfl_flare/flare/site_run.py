@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 import traceback
@@ -12,20 +13,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, PayloadError, failure_of
+from cfl_flare.core.files import atomic_write, make_folder, read_json
 from cfl_flare.core.params import Params
 from cfl_flare.core.text import shown
+from cfl_flare.data import Samples
 from cfl_flare.engine.site import Result, Site, Task
 from cfl_flare.flare.policy import store_for
 from cfl_flare.methods import describe_method
+from cfl_flare.results import schema
 from cfl_flare.results.run_dir import SERVED, Note, keep_notes
 from cfl_flare.results.served import save_served
 from cfl_flare.results.store import Store
 from cfl_flare.training.ensemble import Served
+
+# In a site's folder of a run: a digest of each participant's training and test samples.
+SPLITS = "splits.json"
 
 
 @dataclass(frozen=True)
@@ -164,6 +172,46 @@ def log_failure(log: FLComponent, what: str, code: str, details: str, fl_ctx: FL
     """Logs the code as an error and the rest as information: FLARE sends a site's error log to the server."""
     log.log_error(fl_ctx, f"{what} failed: {code}")
     log.log_info(fl_ctx, f"{what} failed: {code}, in full: {details}")
+
+
+def check_split(run_name: str, memory_of: str | None, site: Site, fl_ctx: FLContext) -> None:
+    """Keep a digest of each participant's split, and compare it with the digest of the run that is resumed.
+
+    Otherwise an attack would take patients for others who have trained before.
+
+    Args:
+        run_name: of this run.
+        memory_of: the run that it resumes; None for a new run.
+        site: hosts the participants.
+        fl_ctx: of the job.
+
+    Raises:
+        ConfigError: a participant trains or tests with other samples than in the run that is resumed.
+        FileError: the digests cannot be read or written.
+    """
+    digests = {name: hash_samples(data.train, data.test) for name, data in site.hosted.items()}
+    if memory_of is not None:
+        path = store_for(memory_of, fl_ctx).folder / SPLITS
+        before = schema.checked(read_json(path), str(path), {}, {}) if path.is_file() else {}
+        other = [name for name, digest in digests.items() if before.get(name, digest) != digest]
+        require(
+            not other,
+            f"run: resume_from = {memory_of!r}: {shown(other[:1])} has other training or test samples now\n"
+            "hint: give the site the same data and split, or start a new run",
+        )
+    folder = store_for(run_name, fl_ctx).folder
+    make_folder(folder, private=True)
+    atomic_write(folder / SPLITS, json.dumps(digests))
+
+
+def hash_samples(*splits: Samples) -> str:
+    """Compute the SHA-256 of samples and labels, in their order."""
+    digest = hashlib.sha256()
+    for split in splits:
+        for array in (split.x, split.y):
+            digest.update(str(array.shape).encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def check_memory_of(run_name: str, facts: Mapping[str, Any], site: Site) -> None:

@@ -179,3 +179,16 @@ def test_a_site_asks_for_as_many_shadow_models(tmp_path, monkeypatch):
     hospitals = Hospitals(tmp_path, monkeypatch, sites_policy={"max_tpr_at_1pct_fpr": 1.0, "min_membership": 8})
     assert hospitals.submit(hospitals.names, training={**ATTACKED, "membership": 4}).failures() == {"floor"}
     assert not hospitals.submit(hospitals.names, training={**ATTACKED, "membership": 8}).failures()
+
+
+def test_a_site_resumes_no_run_of_other_patients(tmp_path, monkeypatch):
+    """The author names other rows for the test, which the server does not see."""
+    hospitals = bounded(tmp_path, monkeypatch)
+    hospitals.submit(hospitals.names, "learnt")
+    for name in hospitals.names:
+        path = tmp_path / f"{name}.npz"
+        arrays = dict(np.load(path))
+        np.savez(path, **{**arrays, "test_images": arrays["train_images"][::-1]})
+    later = hospitals.submit(hospitals.names, "later", training=ATTACKED, num_rounds=2, resume_from="learnt")
+    assert later.failures() == {"config"} and not later.updates
+    assert not hospitals.submit(hospitals.names, "new", seed=1).panics
