@@ -157,6 +157,8 @@ def _find_moved(before: ServerState, updates: Iterable[Update]) -> dict[str, set
     moved: dict[str, set[str]] = {slot: set() for slot in waiting}
     for update in updates:
         for slot, diff in update.diffs.items():
+            if slot not in waiting:
+                continue
             names = {name for name, array in diff.arrays().items() if name in waiting[slot] and array.any()}
             moved[slot] |= names
             waiting[slot] -= names
