@@ -10,7 +10,8 @@ best round. Settings add ``features/round-*.safetensors`` (the Gram matrix of th
 participants that were held back) and ``bootstrap.safetensors`` (final measures on draws of every test split).
 
 A site keeps a folder of the run for its own operator, and never sends it: ``served/`` (the models with which its
-participants predict) and ``history.jsonl`` (one line per round and participant).
+participants predict), ``history.jsonl`` (one line per round and participant) and ``splits.json`` (a digest of each
+participant's samples, which a run that resumes this one must have as well).
 """
 
 from __future__ import annotations
