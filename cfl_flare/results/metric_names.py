@@ -17,13 +17,15 @@ def _split_words(text: str) -> frozenset[str]:
 # Words in the names of metrics whose smallest value is best.
 SMALLER = _split_words(
     # errors of numbers
-    "err mae mse rmse rmsle nmse nrmse rrmse mape smape wmape mase msle medae maxae rmsd sse rss residual residuals "
+    "err mae mse rmse rmsle nmse nrmse rrmse cvrmse rrse rae mape smape wmape mase msle medae maxae rmsd sse rss "
+    "residual residuals rvd avd ravd ade fde epe mpjpe "
     # likelihoods and calibration
-    "nll negloglik ce bce xent xentropy crossentropy brier ibs deviance perplexity ppl bpd bpc hinge pinball crps ece "
+    "nll nlpd negloglik ce bce xent xentropy crossentropy brier ibs deviance perplexity ppl bpd bpc hinge pinball crps "
+    "ece "
     "mce aic bic kl kld jsd divergence "
     # wrong answers
-    "fpr fnr fdr far frr eer false miss misses wrong misclassification misclassified mistakes inaccuracy failure "
-    "failures violation violations wer cer ter "
+    "fpr fnr fdr far frr eer mindcf fallout false miss misses wrong misclassification misclassified mistakes "
+    "inaccuracy failure failures violation violations wer cer ter levenshtein "
     # distances
     "distance distances dist hd hausdorff asd assd masd emd wasserstein chamfer dissimilarity fid kid lpips mmd "
     # others
@@ -33,31 +35,55 @@ SMALLER = _split_words(
 LARGER = _split_words(
     # right answers
     "accuracy acc bacc auc auroc rocauc aucroc roc auprc aucpr aupr prauc ap map f1 f2 f05 fbeta fscore fmeasure gmean "
-    "precision prec recall sensitivity sens specificity spec tpr tnr ppv npv true correct kappa qwk mcc youden top1 "
+    "precision prec recall sensitivity sens specificity spec tpr tnr ppv npv correct kappa qwk mcc youden top1 "
     "top5 topk hit hits hitrate mrr ndcg dcg success agreement purity homogeneity completeness vmeasure silhouette "
-    "rand ari ami nmi "
+    "calinski rand ari ami nmi matthews corrcoef matthewscorrcoef informedness "
     # images and texts
-    "dice dsc iou miou giou jaccard psnr snr ssim msssim bleu rouge meteor cider spice "
+    "dice dsc nsd iou miou giou jaccard tversky panoptic psnr snr ssim msssim lddt bleu rouge meteor cider spice "
     # numbers and survival
-    "r2 rsquared cindex concordance correlation corr pearson spearman kendall pcc ccc gini lift likelihood "
-    "loglikelihood loglik elbo similarity reward benefit utility"
+    "r2 rsquared cindex concordance correlation corr pearson pearsonr spearman spearmanr kendall kendalltau pcc ccc "
+    "icc nse kge gini lift likelihood loglikelihood loglik elbo similarity reward benefit utility"
 )
 # Words that are also known at the end of a longer one.
 LAST_SMALLER = ("distance", "divergence", "crossentropy", "deviance")
 LAST_LARGER = ("accuracy", "auc", "auroc", "dice", "iou", "likelihood", "precision", "recall")
 # Groups of words that mean more together.
-SMALLER_TOGETHER = (frozenset({"cross", "entropy"}), frozenset({"bits", "per"}))
+SMALLER_TOGETHER = (frozenset({"cross", "entropy"}), frozenset({"bits", "per"}), frozenset({"fall", "out"}))
+EXPLAINED = frozenset({"explained", "variance"})
 LARGER_TOGETHER = (
     frozenset({"c", "index"}),
     frozenset({"r", "squared"}),
-    frozenset({"explained", "variance"}),
+    EXPLAINED,
     frozenset({"predictive", "value"}),
+    frozenset({"predictive", "density"}),
+    frozenset({"true", "positive"}),
+    frozenset({"true", "positives"}),
+    frozenset({"true", "negative"}),
+    frozenset({"true", "negatives"}),
+    frozenset({"normalized", "surface"}),
+    frozenset({"normalised", "surface"}),
+    frozenset({"exact", "match"}),
+    frozenset({"g", "mean"}),
+    frozenset({"v", "measure"}),
+    frozenset({"f", "beta"}),
 )
-# How far values lie apart: of an accuracy as of a loss, which end is best depends on its use.
-SPREADS = _split_words("std var variance gap drop diff difference spread range disparity minus")
+# Of a measure as of a loss, these make another number, of which the best end depends on its use.
+DERIVED = _split_words(
+    # how far values lie apart
+    "std sd stddev stdev deviation se sem iqr var variance gap drop diff difference spread range disparity width "
+    # changes and comparisons
+    "minus inverse delta change increase decrease improvement reduction rank pvalue p to until "
+    # settings
+    "weight weights scale threshold thresholds size"
+)
 # These say nothing by themselves, beside which "score" is that of scikit-learn, the larger the better.
 NEUTRAL = _split_words("val validation test train eval mean avg average macro micro weighted global local score")
 NEGATIVE = frozenset({"neg", "negative", "negated"})
+# Beside these, "negative" is no negation: a true negative rate, a negative predictive value.
+BESIDE_NEGATIVE = frozenset({"true", "false", "value"})
+# The ends of measures that are negated by the word "negative" itself.
+NEGATED = ("likelihood", "density", "similarity", "elbo")
+COMPLEMENT = re.compile(r"\W*1\s*-")  # 1 - AUROC
 WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
 
 
@@ -85,25 +111,35 @@ def best_end(name: str) -> End | None:
     ('min', 'max', None)
     """
     measured, *_ = re.split(r"(?:^|[^a-z])at(?:[^a-z]|$)|@", name, maxsplit=1, flags=re.IGNORECASE)
-    known = words_of(measured)
-    end = _end_of_words(known - NEGATIVE)
-    if end is None or known.isdisjoint(NEGATIVE) or known & {"predictive"}:
-        return end
-    # scikit-learn negates what it minimises; "true negative rate" is no negation, nor is a negative sample.
-    if "true" in known or "false" in known:
-        return end
-    return "min" if end == "max" else "max"
+    if COMPLEMENT.match(measured):
+        return None
+    words = words_of(measured)
+    negations = words & NEGATIVE
+    if not negations or words & BESIDE_NEGATIVE:
+        return _end_of_words(words)
+    end = _end_of_words(words - NEGATIVE)
+    if end == "min":  # scikit-learn negates a measure that it minimises
+        return "max"
+    if end == "max" and ("neg" in negations or any(word.endswith(NEGATED) for word in words)):
+        return "min"
+    return None  # the recall of negative samples, or a negated recall
 
 
 def _end_of_words(words: set[str]) -> End | None:
-    if any(word.endswith(("loss", "losses", "error", "errors")) for word in words):
-        return None if words & SPREADS else "min"
+    derived = words & DERIVED
+    if words >= EXPLAINED:
+        derived -= EXPLAINED
+    if derived:
+        return None
+    if "d2" in words:  # a share of an error that is explained, whatever the error
+        return "max"
+    if any(word.endswith(("loss", "losses", "error", "errors", "err")) for word in words):
+        return "min"
     ends = {_end_of_word(word) for word in words}
     smaller = "min" in ends or any(group <= words for group in SMALLER_TOGETHER)
     larger = "max" in ends or any(group <= words for group in LARGER_TOGETHER)
     larger = larger or ("score" in words and words <= NEUTRAL)
-    is_spread = bool(words & SPREADS) and not any(group <= words for group in LARGER_TOGETHER)
-    if is_spread or smaller == larger:
+    if smaller == larger:
         return None
     return "min" if smaller else "max"
 

@@ -169,6 +169,11 @@ def test_one_of_six_does_not_end_a_run_by_patience():
         (["davies_bouldin_index", "dissimilarity", "inaccuracy", "misclassificationRate"], "min"),
         (["score", "val_score", "meanIoU", "mIoU", "AP50", "tpr_at_1pct_fpr", "surface_dice", "rand_index"], "max"),
         (["gain", "lossless_ratio", "mission", "epoch", "x", "accuracy_gap", "auc_std", "loss_std"], None),
+        (["spearmanr", "matthews_corrcoef", "NSD", "mean_nsd", "trueNegatives", "d2_pinball_score", "f_beta"], "max"),
+        (["exact_match", "tversky", "explained_variance", "negative_predictive_value", "gMean", "val_icc"], "max"),
+        (["top5_err", "nlpd", "neg_log_predictive_density", "fall_out", "RAE", "negative_cosine_similarity"], "min"),
+        (["accuracy_improvement", "error_reduction", "delta_auc", "accuracy_se", "pearson_pvalue", "1-auc"], None),
+        (["loss_weight", "kl_weight", "f1_threshold", "y_true_mean", "rounds_to_accuracy", "recall_negative"], None),
         (["DiceCE", "risk_score", "entropy", "size_entropy", "rate", "time"], None),
     ],
 )
