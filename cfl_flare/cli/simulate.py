@@ -81,6 +81,7 @@ def simulate(
         say(console, *plan.data.described(plan.reader), *class_lines(hosted), *clipped_line(hosted))
         if unscaled := DataSummary.of(hosted[0]).unscaled:
             say(console, f"look at the data: {unscaled}", style="yellow")
+        say(console, *(f"look at the model: {remark}" for remark in site.remarks), style="yellow")
         for name in plans:
             make_folder(out / name)
             save_preparations(out / name, hosted)

@@ -206,6 +206,9 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
     except Exception as error:  # the model may be the user's, and raise anything
         yield Finding("training", one_line(error), "fix the model", True)
         return
+    for remark in site.remarks:
+        result, _, way_out = remark.partition("; ")
+        yield Finding("model", result, way_out)
     layout = site.runtime.resident.layout
     yield _model(layout, spec["class_path"].rpartition(".")[2] + ", ")
     yield Finding("training", f"{seconds * 1000:.1f} ms per step of 32 samples on {device}")

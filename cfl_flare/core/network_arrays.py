@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 # In a parameter's name: its layer computes its weight from it, as with torch's weight_norm and spectral_norm.
 COMPUTED = ".parametrizations."
+# Whole numbers beyond it are not exact as float64.
+LARGEST_COUNT = 2**53
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ def check_arrays(network: torch.nn.Module) -> None:
     for name, parameter in network.named_parameters():
         if not is_constant(parameter):
             _check_parameter(f"{where}: {name!r}", parameter)
+    _check_memory(where, dict(network.named_parameters()))
 
 
 def check_trainable(network: torch.nn.Module) -> None:
@@ -141,6 +146,37 @@ def _check_parameter(where: str, parameter: torch.nn.Parameter) -> None:
         )
 
 
+def check_count(where: str, counter: torch.Tensor) -> None:
+    """Raises a ConfigError for a buffer of whole numbers that are not exact in a message, such as a hash."""
+    if not counter.is_meta and bool((counter.double().abs() > LARGEST_COUNT).any()):
+        raise ConfigError(
+            f"{where} holds a whole number beyond 2**53, which is not exact on its way to other sites; register the "
+            "buffer with persistent=False"
+        )
+
+
+def _check_memory(where: str, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Raises a ConfigError if two parameters have numbers in common, which training would change apart."""
+    occupied: list[tuple[int, int, str]] = []  # first byte, byte behind the last one, name
+    for name, parameter in parameters.items():
+        if any(step == 0 and size > 1 for step, size in zip(parameter.stride(), parameter.shape)):
+            raise ConfigError(
+                f"{where}: {name!r} is an expanded array, several of whose numbers are one in memory; expand it in "
+                "forward() instead"
+            )
+        if parameter.numel():
+            last = sum(step * (size - 1) for step, size in zip(parameter.stride(), parameter.shape))
+            start = parameter.data_ptr()
+            occupied.append((start, start + (last + 1) * parameter.element_size(), name))
+    occupied.sort()
+    for (_, end, name), (start, _, other) in itertools.pairwise(occupied):
+        if start < end:
+            raise ConfigError(
+                f"{where}: the parameters {name!r} and {other!r} have numbers in common, and each would be trained for "
+                "itself; give both modules the same nn.Parameter, or derive one from the other in forward()"
+            )
+
+
 def live_state(module: torch.nn.Module) -> dict[str, tuple[str, torch.Tensor]]:
     """The tensors of a module's ``state_dict()``, by its names: the name in the module and the live tensor.
 
@@ -155,6 +191,14 @@ def live_state(module: torch.nn.Module) -> dict[str, tuple[str, torch.Tensor]]:
     places = {(tensor.data_ptr(), tensor.shape): name for name, tensor in reversed(tensors.items()) if tensor.numel()}
     names = {name: places.get((value.data_ptr(), value.shape), name) for name, value in state.items()}
     return {name: (in_module, tensors.get(in_module, state[name])) for name, in_module in names.items()}
+
+
+def find_head(module: torch.nn.Module) -> str | None:
+    """The name of a module's last fully connected layer, in order of registration; None if it has no such layer."""
+    from torch import nn
+
+    linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    return linear[-1] if linear else None
 
 
 def layer_of(name: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from functools import partial
 from types import FunctionType, MethodType
@@ -184,6 +185,10 @@ def _difference(a: Any, b: Any, place: str, seen: set[tuple[int, int]]) -> str |
     if a is b or (id(a), id(b)) in seen:  # an object may hold itself
         return None
     text = f"{place or 'it'} is {shown(a)} here, {shown(b)} there"
+    if isinstance(a, weakref.ref) and isinstance(b, weakref.ref):
+        return _difference(a(), b(), place, seen)
+    if isinstance(a, nn.Parameter) and isinstance(b, nn.Parameter):
+        return None if a.shape == b.shape else text  # a list of the layer's own parameters, as of an LSTM
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         alike = a.shape == b.shape and torch.allclose(a.detach().cpu(), b.detach().to("cpu", a.dtype))
         return None if alike else text
@@ -216,7 +221,8 @@ def _inside(value: Any) -> dict[str, Any]:
     """The contents of a value that decide how a network computes; none for a plain value."""
     if isinstance(value, nn.Module):
         internal = vars(nn.Module()).keys()
-        parts = {name: item for name, item in vars(value).items() if name not in internal}
+        computed = _computed_weights(value)
+        parts = {name: item for name, item in vars(value).items() if name not in internal | computed}
         parts |= {name: len(vars(value)[name]) for name in internal if name.endswith("hooks")}
         trained = {f"{name}.requires_grad": p.requires_grad for name, p in value._parameters.items() if p is not None}
         constants = {name: value._buffers[name] for name in value._non_persistent_buffers_set}
@@ -236,6 +242,12 @@ def _inside(value: Any) -> dict[str, Any]:
     if isinstance(value, (list, tuple)):
         return {str(index): item for index, item in enumerate(value)}
     return dict(getattr(value, "__dict__", {}))
+
+
+def _computed_weights(module: nn.Module) -> set[str]:
+    """The attributes that a layer computes from its parameters before each use, for instance when it is pruned."""
+    ends = ("_orig", "_v")  # of torch's pruning and its spectral_norm, and of its weight_norm
+    return {name.removesuffix(end) for name in module._parameters for end in ends if name.endswith(end)}
 
 
 def _outputs(network: nn.Module, twin: nn.Module) -> str | None:
@@ -266,7 +278,7 @@ def _answer(network: nn.Module, state: dict[str, Any], given: torch.Tensor) -> A
         network.eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return torch.func.functional_call(network, state, (given,))
+            return torch.func.functional_call(network, state, (given.clone(),))
     finally:
         for module, mode in modes.items():
             module.training = mode

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from cfl_flare.core.errors import ConfigError, PayloadError
-from cfl_flare.core.network_arrays import Constant, is_constant, layer_of, live_state
+from cfl_flare.core.network_arrays import (
+    LARGEST_COUNT,
+    Constant,
+    check_count,
+    find_head,
+    is_constant,
+    layer_of,
+    live_state,
+)
 from cfl_flare.core.text import shown
 
 if TYPE_CHECKING:
@@ -98,7 +106,8 @@ class Layout:
         """
         from torch import nn
 
-        linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+        linear = {name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+        head = find_head(module)
         buffers = {name for name, _ in module.named_buffers()}
         entries: list[Entry] = []
         tied: list[tuple[str, str]] = []
@@ -116,7 +125,8 @@ class Layout:
             layer = layer_of(name_in_module)
             if not tensor.is_floating_point() and not isinstance(tensor, nn.Parameter):
                 kind = "counter"
-            entries.append(Entry(name, tuple(tensor.shape), kind, layer in linear[-1:], layer in linear))
+                check_count(f"model {type(module).__name__}: buffer {name!r}", tensor)
+            entries.append(Entry(name, tuple(tensor.shape), kind, layer == head, layer in linear))
         if not any(e.kind == "parameter" for e in entries):
             raise ConfigError(
                 f"model {type(module).__name__} has no parameters to train; give it a layer with weights, such as "
@@ -257,7 +267,7 @@ class Layout:
             if array.shape != entry.shape:
                 raise PayloadError("shape", f"parameter {entry.name!r} has shape {array.shape}, not {entry.shape}")
             target = counters if entry.kind == "counter" else vector
-            if entry.kind == "counter" and (np.abs(array.astype(np.float64)) > 2**53).any():
+            if entry.kind == "counter" and (np.abs(array.astype(np.float64)) > LARGEST_COUNT).any():
                 raise PayloadError("counter", f"parameter {entry.name!r} holds a count beyond 2**53")
             with np.errstate(over="ignore", invalid="ignore"):
                 entry.view(target)[...] = array

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cfl_flare.core.config import one_line, require
+from cfl_flare.core.config import require
 from cfl_flare.core.errors import AbortedError, ConfigError, DataError, FitError, failure_of
 from cfl_flare.core.network_arrays import check_trainable
 from cfl_flare.core.params import Params
@@ -31,7 +31,7 @@ from cfl_flare.methods import Method, Update
 from cfl_flare.methods.slots import joined, split
 from cfl_flare.training import privacy
 from cfl_flare.training.dp_learner import DPLearner, check_training
-from cfl_flare.training.ensemble import Served
+from cfl_flare.training.ensemble import BATCH, Served
 from cfl_flare.training.histograms import score_shape
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.membership import NO_RULE, AttackRule
@@ -40,7 +40,7 @@ from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.sample_gradients import check_network
 from cfl_flare.training.settings import TrainSettings, batch_bounds
 from cfl_flare.training.tasks import LearningTask
-from cfl_flare.training.trial import explain_input, try_training_step
+from cfl_flare.training.trial import draw_batches, try_evaluation, try_sample, try_training_step
 
 
 class Site:
@@ -64,6 +64,7 @@ class Site:
     Attributes:
         hosted: the participants' data, in order.
         memory: what each participant remembers between rounds.
+        remarks: on the network, from the trial of its first samples.
         score_shape: of each participant's histograms of scores; None where none are asked for.
     """
 
@@ -98,7 +99,9 @@ class Site:
         self._evaluate_trained = evaluate_trained
         self.score_shape, self._fewest_scored = score_shape(settings, self.runtime.division.layout), fewest_scored
         self._rule = rule
+        self.remarks: list[str] = []
         self._tried: set[int] = set()
+        self._evaluated: set[int] = set()
 
     def add(self, participants: Iterable[ParticipantData]) -> None:
         """Adds participants.
@@ -181,26 +184,8 @@ class Site:
             raise FitError(str(error)) from error
 
     def _check_model(self, data: ParticipantData) -> None:
-        module = self.runtime.resident.module.eval()
-        shape = tuple(data.train.x.shape[1:])
-        try:
-            with torch.no_grad():
-                outputs = module(Split.of(data.train.x[:1], np.zeros(1), self.runtime.device).x)
-        except Exception as error:  # the module may be the user's, and raise anything
-            explained = explain_input(self.runtime, error, shape)
-            what = f"{data.name}: the model {type(module).__name__} does not take samples of shape {shape}"
-            raise DataError(f"{what} {explained}") from error
-        if not isinstance(outputs, torch.Tensor):
-            raise DataError(
-                f"{data.name}: the model {type(module).__name__} returns a {type(outputs).__name__}; its forward() "
-                "should return logits, one tensor (samples, classes)"
-            )
-        if outputs.dim() == 0 or len(outputs) != 1:
-            raise DataError(
-                f"{data.name}: the model {type(module).__name__} returns shape {tuple(outputs.shape)} for one sample, "
-                "and its first axis should be the samples: leave squeeze() and reductions over it out of forward()"
-            )
-        self._check_single(data)
+        outputs = try_sample(self.runtime, self._take_samples(data, 1), data.name)
+        module = self.runtime.resident.module
         if self.score_shape is not None and outputs.shape[-1] != self.score_shape[0]:
             raise DataError(
                 f"{data.name}: the model {type(module).__name__} has {outputs.shape[-1]} outputs, and its last fully "
@@ -212,39 +197,32 @@ class Site:
         self.runtime.task.check(outputs, labels, data.name)
         if self.runtime.augment is not None:
             self.runtime.augment.check(data.train.x, self.runtime.task.targets(data.train.y[:1]), data.name)
-        self._try_training(data, outputs)
+        self._try_model(data, outputs)
 
-    def _try_training(self, data: ParticipantData, outputs: torch.Tensor) -> None:
-        """Raises a DataError if a training step would fail; it is tried once for each size of batches."""
-        size = self._smallest_batch(data)
-        if size in self._tried:
-            return
-        runtime, samples = self.runtime, data.train
-        batch = Split.of(samples.x[:size], samples.y[:size], runtime.device, runtime.task)
+    def _take_samples(self, data: ParticipantData, number: int) -> torch.Tensor:
+        return Split.of(data.train.x[:number], np.zeros(number), self.runtime.device).x
+
+    def _try_model(self, data: ParticipantData, outputs: torch.Tensor) -> None:
+        """Tries evaluation and a training step, once for each size of batches.
+
+        Raises:
+            DataError: one of them would fail.
+        """
+        runtime = self.runtime
         where = f"{data.name}: the model {type(runtime.resident.module).__name__}"
-        try_training_step(runtime, batch, outputs, where)
-        self._tried.add(size)
-
-    def _smallest_batch(self, data: ParticipantData) -> int:
-        bounds = batch_bounds(len(data.train), self.runtime.settings.batch_size)
-        return min(end - begin for begin, end in bounds)
-
-    def _check_single(self, data: ParticipantData) -> None:
-        """Raises a DataError if the participant trains on single samples and the model, by its BatchNorm, cannot."""
-        resident, size = self.runtime.resident, self.runtime.settings.batch_size
-        if self._smallest_batch(data) > 1:
-            return
-        x = Split.of(data.train.x[:1], np.zeros(1), self.runtime.device).x
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), resident.keeping_statistics():
-            try:
-                resident.module.train()(x)
-            except Exception as error:  # the module may be the user's, and raise anything
-                many, name = len(data.train), type(resident.module).__name__
-                raise DataError(
-                    f"{data.name}: the model {name} does not train on one sample alone ({one_line(error)}), and there "
-                    f"are {many} training samples in batches of {size}; give the participant two samples or more "
-                    "(min_samples), set batch_size to 2 or more, or take a model without BatchNorm"
-                ) from error
+        samples = data.train
+        remarks: list[str] = []
+        evaluated = min(len(samples), BATCH)
+        if evaluated not in self._evaluated:
+            remarks += try_evaluation(runtime, self._take_samples(data, evaluated).clone(), where)
+            self._evaluated.add(evaluated)
+        bounds = batch_bounds(len(samples), runtime.settings.batch_size)
+        for size in sorted({end - begin for begin, end in bounds} - self._tried):
+            drawn = draw_batches(len(samples), size)
+            batches = (Split.of(samples.x[r], samples.y[r], runtime.device, runtime.task) for r in drawn)
+            remarks += try_training_step(runtime, batches, outputs, where)
+            self._tried.add(size)
+        self.remarks = list(dict.fromkeys([*self.remarks, *remarks]))
 
     def sends_counts(self, participant: str) -> bool:
         """Whether a participant has enough test samples to send counts of them, by score or by class."""

@@ -153,6 +153,8 @@ class ClusteredExecutor(Executor):
             summary = DataSummary.of(hosted)
             for line in (summary.line, *clipped_line([hosted]), *summary.remarks):
                 self.log_info(fl_ctx, f"data: {line}")  # a job may stream what is above info
+        for remark in site.remarks:
+            self.log_info(fl_ctx, f"model: {remark}")
         return wire.to_shareable({}, self._said(site))
 
     def _said(self, site: Site) -> dict[str, Any]:

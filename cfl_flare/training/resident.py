@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from cfl_flare.core.network_arrays import check_arrays, layer_of, live_state
+from cfl_flare.core.network_arrays import check_arrays, find_head, live_state
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.seeds import derive
+from cfl_flare.training.bound_arrays import BoundArray, find_holders
 from cfl_flare.training.settings import TrainSettings
 
 
@@ -29,6 +30,7 @@ class ResidentModel:
         layout: of the vectors.
         flat: ``(layout.size,)`` float32, the model that is loaded.
         parameters: its leading ``(layout.parameter_size,)``, as one trainable parameter.
+        built_with: the identities of the module's parameters.
         built_as: the types of the module's parameters before they became float32.
     """
 
@@ -44,11 +46,15 @@ class ResidentModel:
         self.parameters.grad = self.gradient
         self._counters: list[Tensor] = []
         self._frozen: list[slice] = []
+        self._bound: list[BoundArray] = []
+        self.built_with = {id(parameter) for parameter in module.parameters()}
         named = live_state(module)
+        holders = find_holders(module)
         for entry in self.layout.entries:
             old = named[entry.name][1]
             if entry.kind == "counter":
                 self._counters.append(old)
+                self._bound.append(BoundArray(entry.name, old, holders.get(id(old), []), False))
                 continue
             view = entry.view(self.flat)
             view.copy_(old.detach())
@@ -57,8 +63,26 @@ class ResidentModel:
                 old.grad = entry.view(self.gradient)
             if entry.kind == "parameter" and not old.requires_grad:
                 self._frozen.append(entry.slice)
+            self._bound.append(BoundArray(entry.name, old, holders.get(id(old), []), entry.kind == "parameter"))
+
+    def put_back_arrays(self) -> None:
+        """Gives the module its own arrays again if it has replaced some while it computed."""
+        for array in self._bound:
+            if array.is_replaced:
+                array.put_back()
+
+    def take_over_arrays(self) -> None:
+        """Copies the buffers that the module has replaced while it computed, and gives it its own arrays again.
+
+        Raises:
+            DataError: it has replaced a parameter, or a buffer by one of another shape.
+        """
+        for array in self._bound:
+            if array.is_replaced:
+                array.take_over()
 
     def load(self, params: Params) -> None:
+        self.put_back_arrays()
         with torch.no_grad():
             self.flat.copy_(torch.from_numpy(params.vector))
             offset = 0
@@ -74,7 +98,8 @@ class ResidentModel:
         if not wanted:
             yield seen
             return
-        name = layer_of(next(e.name for e in self.layout.entries if e.head))
+        name = find_head(self.module)
+        assert name is not None
         head = self.module.get_submodule(name)
         with head.register_forward_pre_hook(lambda _, given: seen.__setitem__(slice(None), given)):
             yield seen
@@ -133,17 +158,24 @@ class ResidentModel:
     @contextlib.contextmanager
     def keeping_statistics(self) -> Iterator[None]:
         """Restores the buffers, such as BatchNorm's running statistics, at its end."""
+        self.take_over_arrays()
         buffers = [self.flat[self.layout.parameter_size :], *self._counters]
         before = [tensor.clone() for tensor in buffers]
         try:
             yield
         finally:
+            self.put_back_arrays()
             with torch.no_grad():
                 for tensor, old in zip(buffers, before):
                     tensor.copy_(old)
 
     def read(self) -> Params:
-        """A copy of the loaded model."""
+        """A copy of the loaded model.
+
+        Raises:
+            DataError: the module has replaced a parameter while it computed.
+        """
+        self.take_over_arrays()
         counters = [np.zeros(0, np.int64), *(c.detach().cpu().numpy().reshape(-1) for c in self._counters)]
         vector = self.flat.detach().cpu().numpy().copy()
         return Params(self.layout, vector, np.concatenate(counters).astype(np.int64))

@@ -181,9 +181,17 @@ class Classification(LearningTask):
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         top = int(y.max())
-        if outputs.dim() != 2 or outputs.shape[1] <= max(top, 1):
+        if outputs.dim() != 2:
+            raise DataError(
+                f"{where}: the model's output for one sample has shape {tuple(outputs.shape)}, and task "
+                "'classification' takes (1, classes); bring outputs to (samples, classes) in forward(), or set task to "
+                "'segmentation' for masks"
+            )
+        if outputs.shape[1] <= max(top, 1):
             reason = f"label {top} does not fit the model's output of shape {tuple(outputs.shape)}"
             way_out = f"set the model's num_classes to {max(2, top + 1)} or more, or bring the labels to its classes"
+            if outputs.shape[1] == 1 and top == 1:
+                way_out = "set the model's num_classes to 2, or task to 'binary' for a single output"
             raise DataError(f"{where}: {reason}; {way_out}")
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
