@@ -16,14 +16,17 @@ from typing import TypeVar
 
 import numpy as np
 
+from cfl_flare.clustering.floor_search import Needs, search_assignment
+
 K = TypeVar("K")
 # A mean in which one site has more than this share is that site's model, a little moved.
 LARGEST_SHARE = 0.5
 # Costs are scaled to this largest value, far above the solver's tolerances of 1e-6.
 LARGEST = 1e4
-# Nodes of the solver's search tree. Unlike a limit on time, it gives the same answer on any machine. It does not bound
-# seconds: a node takes longer the more participants and clusters there are. Where samples leave hardly any choice, most
-# of the time is the first node's, and further ones seldom find a cheaper assignment.
+# Pairs of a participant and a cluster up to which an assignment is the cheapest one. Beyond, a search with bounded work
+# takes the exact program's place, see `cfl_flare.clustering.floor_search`.
+EXACT = 100
+# Nodes of the exact program's search tree. Unlike a limit on time, it gives the same answer on any machine.
 NODES = 10
 
 
@@ -79,12 +82,14 @@ class Census:
 
     Attributes:
         moved: participants that `Sizes` kept out of their best cluster, with that; it fills while a round assigns.
+        gaps: for each assignment that a search found, how much dearer it is at most than the cheapest one, as a part.
     """
 
     floor: Floor
     sites: Mapping[str, str]
     samples: Mapping[str, float]
     moved: dict[str, int] = field(default_factory=dict)
+    gaps: list[float] = field(default_factory=list)
 
     @cached_property
     def clusters(self) -> int:
@@ -199,7 +204,9 @@ class Sizes:
 
         A mixed-integer program: x_ik says that row i is in column k. A site of several rows counts in column k by a
         variable of its own, which is at most 1 and at most the sum of its x_ik. Without such sites, and where samples
-        do not bind, it is a transport problem, whose linear program has whole solutions.
+        do not bind, it is a transport problem, whose linear program has whole solutions. Of more than `EXACT`
+        variables x_ik, only the linear program is solved, and a search starts at its rounded solution. None also means
+        that the search found no choice.
         """
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
@@ -235,10 +242,59 @@ class Sizes:
         matrix = coo_array((values, (at, of)), shape=(len(low), variables)).tocsr()
         objective, integral = np.zeros(variables), np.zeros(variables)
         objective[: m * k], integral[: m * k] = _scaled(costs).ravel(), 1
+        is_exact = m * k <= EXACT
         options = {"node_limit": NODES, "mip_rel_gap": 0.0}
         constraints = LinearConstraint(matrix, low, high)
-        solution = milp(objective, integrality=integral, bounds=Bounds(0, 1), constraints=constraints, options=options)
-        return None if solution.x is None else solution.x[: m * k].reshape(m, k).argmax(axis=1)
+        integrality = integral if is_exact else None
+        solution = milp(
+            objective, integrality=integrality, bounds=Bounds(0, 1), constraints=constraints, options=options
+        )
+        if solution.x is None:
+            return None
+        shares = solution.x[: m * k].reshape(m, k)
+        if is_exact:
+            return np.asarray(shares.argmax(axis=1))
+        needs = self._needs(_scaled(costs), others)
+        found = search_assignment(needs, shares)
+        if found is not None:
+            self.census.gaps.append(_measure_gap(costs, needs.costs, found, float(solution.fun)))
+        return found
+
+    def _needs(self, costs: np.ndarray, others: Sequence[Members]) -> Needs:
+        """The rows and what each column needs besides its other members."""
+        census = self.census
+        names = [census.sites[name] for name in self.names]
+        distinct = sorted(set(names))
+        present = [[site in members.sites for members in others] for site in distinct]
+        floor = census.floor
+        samples = [floor.samples - members.samples if floor.samples > 1 else 0.0 for members in others]
+        return Needs(
+            costs=costs,
+            sites=np.array([distinct.index(name) for name in names]),
+            samples=np.array([float(census.samples[name]) for name in self.names]),
+            present=np.array(present, bool).reshape(len(distinct), len(others)),
+            missing_sites=np.array([floor.sites - len(members.sites) for members in others]),
+            missing_samples=np.array(samples),
+        )
+
+
+def _measure_gap(costs: np.ndarray, scaled: np.ndarray, labels: np.ndarray, bound: float) -> float:
+    """How much dearer an assignment is at most than the cheapest one, as a part of that; 0 if that is not known.
+
+    Args:
+        costs: ``(m, k)``.
+        scaled: as `_scaled` makes them.
+        labels: ``(m,)``, the assignment.
+        bound: what no assignment's scaled costs are below.
+    """
+    rows = np.arange(len(labels))
+    extra = scaled[rows, labels].sum()
+    total = costs[rows, labels].sum()
+    best = costs.min(axis=1).sum()
+    if not np.isfinite(total) or extra <= bound:
+        return 0.0
+    cheapest = best + (total - best) * bound / extra
+    return float(total / cheapest - 1) if cheapest > 0 else 0.0
 
 
 def _scaled(costs: np.ndarray) -> np.ndarray:

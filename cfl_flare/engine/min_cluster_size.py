@@ -24,6 +24,8 @@ from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.results.remarks import MOVED, POSSIBLE, SMALL, fewer_clusters, floor_in_round
 
 logger = logging.getLogger(__name__)
+# A search's assignment that may cost so much more than the cheapest one, as a part of that, is as good as that.
+SMALLEST_GAP = 0.001
 K = TypeVar("K")
 ROUNDED = 1e-6  # a share that is capped is not larger than its cap
 
@@ -71,6 +73,9 @@ class ClusterFloor:
         moved = {} if self._census is None else self._census.moved
         changed = {SMALL: self._small(after), **({MOVED: dict(moved)} if moved else {})}
         words = floor_in_round({**changed, **notes})
+        gap = self._census.gaps[-1] if self._census is not None and self._census.gaps else 0.0
+        if words and gap > SMALLEST_GAP:
+            words = f"{words}; the assignment costs at most {gap:.1%} more than the cheapest one"
         if words and words != self._logged:  # a site that stays away holds the same models back in each round
             logger.info("round %d, at least %s a cluster: %s", after.round - 1, floor.words, words)
         self._logged = words
