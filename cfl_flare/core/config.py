@@ -87,7 +87,7 @@ def from_dict(cls: Callable[..., T], values: Mapping[str, Any], where: str) -> T
         return cls(**values)
     except CFLError:
         raise
-    except Exception as error:  # a class of the user's may raise anything
+    except (Exception, SystemExit) as error:  # a class of the user's may raise anything
         given = reprlib.repr(dict(values))
         raise ConfigError(f"{where}: {one_line(error)}; correct what it was given: {given}") from error
 
@@ -253,14 +253,17 @@ def build(
     module, _, name = path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a module runs when it is imported, and may raise anything
+    except (Exception, SystemExit) as error:  # a module runs when it is imported, and may raise anything
         raise ClassError(
             f"{what}: {path!r} cannot be imported here ({one_line(error)}); install its package, or let the job carry "
             "it"
         ) from error
     made = made_by(cls)
     if not (isinstance(made, type) and (issubclass(made, base) or (inside and holds_settings(made)))):
-        raise ConfigError(f"{what}: {path!r} is not a {base.__module__}.{base.__qualname__}; name a subclass of that")
+        way_out = "name a subclass of that"
+        if inspect.isfunction(cls):
+            way_out = "annotate the function to return such a class of its own module, or name the class"
+        raise ConfigError(f"{what}: {path!r} is not a {base.__module__}.{base.__qualname__}; {way_out}")
     args = spec.get("args") or {}
     valid = isinstance(args, Mapping) and isinstance(args.get(POSITIONAL, []), (list, tuple))
     require(valid, f"{what} {name}: args = {reprlib.repr(args)} should be a dictionary of its arguments by name")

@@ -12,8 +12,8 @@ from types import FrameType
 
 import psutil
 
-# Ctrl-C, a batch system or `timeout`, and a terminal that is closed.
-STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
+# Ctrl-C, a batch system or `timeout`, a terminal that is closed, Ctrl-\\, and limits on time of a batch system.
+STOPS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGALRM")
 # Times that processes are listed and suspended, until none has started another one meanwhile.
 LISTINGS = 10
 

@@ -451,3 +451,22 @@ def test_a_signature_lists_the_settings() -> None:
         assert list(parameters) == ["dish", "mode", "degrees", "share", "rate", *names]
         assert parameters["degrees"].default is inspect.Parameter.empty
         assert (parameters["rate"].default, parameters["mode"].default) == (0.5, "air")
+
+
+class LeavesProgram:
+    def __init__(self) -> None:
+        raise SystemExit(3)
+
+
+def make_unannotated():
+    return LeavesProgram()
+
+
+def test_a_constructor_that_ends_the_program_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="SystemExit: 3"):
+        build({"class_path": f"{__name__}.LeavesProgram", "args": {}}, LeavesProgram, "oven")
+
+
+def test_a_function_without_annotation_has_a_hint() -> None:
+    with pytest.raises(ConfigError, match="make_unannotated.*; annotate the function"):
+        build({"class_path": f"{__name__}.make_unannotated", "args": {}}, LeavesProgram, "oven")
