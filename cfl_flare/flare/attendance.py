@@ -99,7 +99,7 @@ class Work:
     """What a site is asked to do: tasks of the same kind take times that can be compared.
 
     Attributes:
-        kind: such as ``train``.
+        kind: such as ``train``, or ``evaluate train`` for work of two parts.
         amount: how many participants there work.
     """
 
@@ -119,7 +119,8 @@ class Pace:
     Args:
         times: a site may take so many times as long as its longest answer to such work.
         least: seconds that it may take in any case.
-        first: the same for its first answer of a kind, when all others have given theirs.
+        first: the same for its first answer of a kind, when all others have given theirs, if it has answered no work
+            that has a part of this one.
     """
 
     def __init__(self, times: float = TIMES, least: float = LEAST, first: float = FIRST):
@@ -156,19 +157,41 @@ class Pace:
         if not self._open[site]:
             return None
         work, begun = self._open[site][-1]
-        longest = self._longest[work.kind]
-        if site in longest:
-            usual = longest[site] * work.amount
-            limit = max(self._least, self._times * usual)
+        others = self._longest[work.kind]
+        own = self._find_longest(site, work.kind)
+        if own is not None:
+            usual = own * work.amount
+            least = self._least
             words = f"its earlier answers took at most {usual:.1f} s"
-        elif longest and not self._others_work(site, work.kind):
-            usual = max(longest.values()) * work.amount
-            limit = max(self._first, self._times * usual)
+        elif others and not self._others_work(site, work.kind):
+            related = self._find_longest(site, work.kind, whole=False)
+            usual = max(*others.values(), related or 0.0) * work.amount
+            least = self._first if related is None else self._least
             words = f"those of other sites took at most {usual:.1f} s"
         else:
             return None
+        limit = max(least, self._times * usual)
         taken = now - begun
         return f"no answer in {taken:.0f} s, where {words}" if taken >= limit else None
+
+    def _find_longest(self, site: str, kind: str, whole: bool = True) -> float | None:
+        """The longest time that a site took for work that contains this kind of work.
+
+        Args:
+            site: its name.
+            kind: such as ``evaluate``, which ``evaluate train`` contains.
+            whole: otherwise a part in common is enough.
+
+        Returns:
+            Seconds for one participant; None if it has answered no such work.
+        """
+        parts = set(kind.split())
+        times = []
+        for other, longest in self._longest.items():
+            common = parts.intersection(other.split())
+            if site in longest and (common == parts or (common and not whole)):
+                times.append(longest[site])
+        return max(times, default=None)
 
     def _others_work(self, site: str, kind: str) -> bool:
         """Whether another site that has never answered such work is at it as well."""

@@ -468,5 +468,5 @@ def test_a_constructor_that_ends_the_program_is_an_error() -> None:
 
 
 def test_a_function_without_annotation_has_a_hint() -> None:
-    with pytest.raises(ConfigError, match="make_unannotated.*; annotate the function"):
+    with pytest.raises(ConfigError, match=r"make_unannotated.*; annotate the function"):
         build({"class_path": f"{__name__}.make_unannotated", "args": {}}, LeavesProgram, "oven")

@@ -42,7 +42,9 @@ def start_program(folder: Path, *, ignored: bool = False) -> tuple[subprocess.Po
     return program, psutil.Process(program.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131), (signal.SIGUSR1, 138)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131), (signal.SIGUSR1, 138)]
+)
 def test_grandchildren_end_as_well(tmp_path: Path, number: int, status: int) -> None:
     program, below = start_program(tmp_path)
     program.send_signal(number)

@@ -449,6 +449,24 @@ def test_other_work_has_another_pace():
     assert pace.find_delay("site-1", 1e6) is None
 
 
+def test_a_part_of_earlier_work_takes_no_longer():
+    pace = Pace(times=10, least=30, first=300)
+    pace.begin("site-1", Work("evaluate train"), 0.0)
+    pace.finish("site-1", 5.0)
+    pace.begin("site-1", Work("evaluate"), 100.0)
+    assert pace.find_delay("site-1", 149.0) is None  # ten times 5 s
+    assert pace.find_delay("site-1", 150.0) == "no answer in 50 s, where its earlier answers took at most 5.0 s"
+
+
+def test_more_work_is_compared_with_others_that_do_it():
+    pace = taught_pace()
+    pace.begin("site-1", Work("evaluate train"), 100.0)
+    pace.begin("site-2", Work("evaluate train", 4), 100.0)
+    pace.finish("site-2", 116.0)  # 4 s for each of its participants
+    assert pace.find_delay("site-1", 139.0) is None
+    assert pace.find_delay("site-1", 140.0) == "no answer in 40 s, where those of other sites took at most 4.0 s"
+
+
 def test_a_first_answer_is_compared_with_others():
     pace = taught_pace()
     pace.begin("site-3", Work("train"), 100.0)
