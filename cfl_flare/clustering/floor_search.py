@@ -10,6 +10,7 @@ ones make the assignment cheaper. The relaxation's cost bounds how much cheaper 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,9 +52,10 @@ class Needs:
 
     def measure_lack(self, sites: np.ndarray, samples: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """How far columns are from what they need, in parts of it; 0 where they have it. All arguments broadcast."""
-        lack_of_sites = np.maximum(self.missing_sites[columns] - sites, 0) / np.maximum(self.missing_sites[columns], 1)
-        missing = self.missing_samples[columns]
-        lack_of_samples = np.maximum(missing - samples, 0) / np.maximum(missing, 1)
+        needed_sites = self.missing_sites[columns]
+        lack_of_sites = np.maximum(needed_sites - sites, 0) / np.maximum(needed_sites, 1)
+        needed_samples = self.missing_samples[columns]
+        lack_of_samples = np.maximum(needed_samples - samples, 0) / np.maximum(needed_samples, 1)
         return np.asarray(lack_of_sites + lack_of_samples)
 
 
@@ -68,6 +70,27 @@ class Steps:
 
     lack: np.ndarray
     costs: np.ndarray
+
+
+@dataclass(frozen=True)
+class State:
+    """An assignment in numbers.
+
+    Attributes:
+        held: ``(k,)``, the sites that rows bring to a column.
+        samples: ``(k,)``, the rows' samples in a column.
+        lack: ``(k,)``, see `Needs.measure_lack`.
+        costs: ``(m,)``, of each row where it is.
+        leaves: ``(m,)`` bool, a row's column loses a site if the row leaves it.
+        brings: ``(m, k)`` bool, a column gains a site if the row enters it.
+    """
+
+    held: np.ndarray
+    samples: np.ndarray
+    lack: np.ndarray
+    costs: np.ndarray
+    leaves: np.ndarray
+    brings: np.ndarray
 
 
 class Search:
@@ -106,57 +129,98 @@ class Search:
         if not self.steps:
             return False
         self.steps -= 1
-        best = (np.inf, 0, 0, False)
-        for steps, is_exchange in self._list_steps():
-            if repairing:
-                allowed = steps.lack < -NOTHING
-                worth = np.where(allowed, steps.costs / -np.where(allowed, steps.lack, -1), np.inf)
-            else:
-                allowed = (steps.lack <= NOTHING) & (steps.costs < -NOTHING)
-                worth = np.where(allowed, steps.costs, np.inf)
+        best = np.inf
+        chosen: tuple[int, int, bool] | None = None
+        for is_exchange, steps in self._list_steps():
+            worth = self._rate_steps(steps, repairing)
             place = int(worth.argmin())
-            if worth.flat[place] < best[0]:
-                first, second = divmod(place, worth.shape[1])
-                best = (float(worth.flat[place]), first, second, is_exchange)
-        if best[0] == np.inf:
+            if worth.flat[place] < best:
+                best = float(worth.flat[place])
+                row, other = divmod(place, worth.shape[1])
+                chosen = (row, other, is_exchange)
+        if chosen is None:
             return False
-        _, row, other, is_exchange = best
+        row, other, is_exchange = chosen
         if is_exchange:
             self.labels[[row, other]] = self.labels[[other, row]]
         else:
             self.labels[row] = other
         return True
 
-    def _list_steps(self) -> list[tuple[Steps, bool]]:
-        needs, labels = self._needs, self.labels
-        rows, columns = needs.costs.shape
-        counts = needs.count_sites(labels)
+    def _rate_steps(self, steps: Steps, repairing: bool) -> np.ndarray:
+        """What each step costs, for as much as it repairs if that is wanted; infinity for steps that are useless."""
+        if repairing:
+            is_useful = steps.lack < -NOTHING
+            repaired = np.where(is_useful, -steps.lack, 1.0)
+            return np.where(is_useful, steps.costs / repaired, np.inf)
+        is_useful = (steps.lack <= NOTHING) & (steps.costs < -NOTHING)
+        return np.where(is_useful, steps.costs, np.inf)
+
+    def _list_steps(self) -> Iterator[tuple[bool, Steps]]:
+        """Yields the moves of a row to another column, and then, marked by True, the exchanges of two rows."""
+        state = self._read_state()
+        yield False, self._list_moves(state)
+        if self._exchanges:
+            yield True, self._list_exchanges(state)
+
+    def _read_state(self) -> State:
+        needs = self._needs
+        rows = np.arange(len(self.labels))
+        columns = np.arange(needs.costs.shape[1])
+        counts = needs.count_sites(self.labels)
         held = self._count_held(counts)
-        samples = np.bincount(labels, needs.samples, columns)
-        now = needs.measure_lack(held, samples, np.arange(columns))
-        own = needs.costs[np.arange(rows), labels]
-        present = needs.present[needs.sites]  # (m, k)
+        samples = np.bincount(self.labels, needs.samples, len(columns))
+        present = needs.present[needs.sites]
         of_site = counts[needs.sites]
-        leaves = (of_site[np.arange(rows), labels] == 1) & ~present[np.arange(rows), labels]
-        brings = (of_site == 0) & ~present  # (m, k)
+        is_only = of_site[rows, self.labels] == 1
+        return State(
+            held=held,
+            samples=samples,
+            lack=needs.measure_lack(held, samples, columns),
+            costs=needs.costs[rows, self.labels],
+            leaves=is_only & ~present[rows, self.labels],
+            brings=(of_site == 0) & ~present,
+        )
 
-        every = np.arange(columns)[None]
-        behind = needs.measure_lack(held[labels] - leaves, samples[labels] - needs.samples, labels)[:, None]
-        ahead = needs.measure_lack(held[None] + brings, samples[None] + needs.samples[:, None], every)
-        lack = behind + ahead - now[labels][:, None] - now[None]
-        lack[np.arange(rows), labels] = 0
-        moves = Steps(lack, needs.costs - own[:, None])
-        if not self._exchanges:
-            return [(moves, False)]
+    def _list_moves(self, state: State) -> Steps:
+        needs = self._needs
+        labels = self.labels
+        columns = np.arange(len(state.held))
+        rows = np.arange(len(labels))
 
-        apart = needs.sites[:, None] != needs.sites[None]
-        change = (brings[:, labels].T.astype(np.int64) - leaves[:, None]) * apart  # column of i, when j takes its place
-        gained = needs.samples[None] - needs.samples[:, None]
-        here = needs.measure_lack(held[labels][:, None] + change, samples[labels][:, None] + gained, labels[:, None])
-        lack = here + here.T - now[labels][:, None] - now[labels][None]
-        lack[labels[:, None] == labels[None]] = 0
-        costs = needs.costs[:, labels] - own[:, None]
-        return [(moves, False), (Steps(lack, costs + costs.T), True)]
+        sites_behind = state.held[labels] - state.leaves
+        samples_behind = state.samples[labels] - needs.samples
+        lack_behind = needs.measure_lack(sites_behind, samples_behind, labels)
+
+        sites_ahead = state.held + state.brings
+        samples_ahead = state.samples + needs.samples[:, None]
+        lack_ahead = needs.measure_lack(sites_ahead, samples_ahead, columns)
+
+        change_behind = lack_behind - state.lack[labels]
+        change_ahead = lack_ahead - state.lack
+        lack = change_behind[:, None] + change_ahead
+        lack[rows, labels] = 0
+        costs = needs.costs - state.costs[:, None]
+        return Steps(lack, costs)
+
+    def _list_exchanges(self, state: State) -> Steps:
+        """What changes if row i and row j change places; two rows of one site change no column's sites."""
+        needs = self._needs
+        labels = self.labels
+        is_apart = needs.sites[:, None] != needs.sites
+
+        # In the column of row i, row j takes its place.
+        sites_gained = state.brings[:, labels].T.astype(np.int64) - state.leaves[:, None]
+        samples_gained = needs.samples - needs.samples[:, None]
+        sites = state.held[labels][:, None] + sites_gained * is_apart
+        samples = state.samples[labels][:, None] + samples_gained
+        lack = needs.measure_lack(sites, samples, labels[:, None])
+        change = lack - state.lack[labels][:, None]
+
+        both = change + change.T
+        both[labels[:, None] == labels] = 0
+        costs = needs.costs[:, labels] - state.costs[:, None]
+        return Steps(both, costs + costs.T)
 
     def _count_held(self, counts: np.ndarray) -> np.ndarray:
         return np.asarray(((counts > 0) & ~self._needs.present).sum(axis=0))
