@@ -41,6 +41,13 @@ class Plain(nn.Module):
         return self.last(torch.relu(self.first(x.flatten(1))))
 
 
+class Softmaxed(Plain):
+    """It trains, and a remark says that the loss takes logits."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x).softmax(dim=1)
+
+
 class Masked(Plain):
     """An attention mask as a persistent buffer."""
 

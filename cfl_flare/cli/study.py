@@ -158,6 +158,7 @@ def run_study(arguments: argparse.Namespace, out: Path, console: Console) -> dic
     make_folder(out)
     hosted = trainer.hosted(VALIDATION)
     say(console, *plan.data.described(trainer.reader), *class_lines(hosted), *clipped_line(hosted))
+    say(console, *(f"look at the model: {remark}" for remark in trainer.remarks), style="yellow")
     journal, report, seed = Journal.of(attempt), partial(say, console), plan.server.seed
     running = Study(trainer, candidates, settings, journal, lambda _: running.write(out, facts), report, seed)
     with trainer.locked():

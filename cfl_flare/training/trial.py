@@ -29,7 +29,7 @@ OF_GRADIENTS = re.compile(r"does not require grad|inference tensor", re.IGNORECA
 TRIALS = 3
 
 
-def explain_input(runtime: Runtime, error: Exception, shape: tuple[int, ...]) -> str:
+def explain_input(runtime: Runtime, error: BaseException, shape: tuple[int, ...]) -> str:
     """What to do when the model does not take its samples.
 
     Args:

@@ -87,6 +87,13 @@ def test_samples_that_were_never_scaled_are_noticed(cfl, tmp_path):
     assert "data: samples go from 0 to 255: expected 0 to 1; set range of the source" in done.stderr
 
 
+def test_a_network_that_ends_with_a_softmax_is_noticed(cfl, tmp_path):
+    words = ["--rounds", "1", "--participants", "4", "--model", "tests.test_odd_models.Softmaxed"]
+    done = cfl("run", "--loop", "--method", "fedavg", *words, "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("look at the model: the network ends with Softmax in forward(), and task") == 1
+
+
 def test_indicator_samples_are_held_back_by_themselves_and_from_all_that_are_compared(cfl, tmp_path):
     words = ["run", "--loop", "--rounds", "1", "--out", str(tmp_path), "--method", "fedavg", "--method", "feddsmic:k=3"]
     done = cfl(*words)

@@ -66,6 +66,7 @@ class InProcess:
         self._hosted: dict[str, list[ParticipantData]] = {}
         site = Site(plan.method, plan.make_model, plan.training, plan.server.seed)
         site.add(self.hosted(VALIDATION))
+        self.remarks = site.remarks
         task = site.runtime.task
         self.plan = plan = replace(plan, server=plan.server.judged(task, site.runtime.division.layout))
         self.metric = leading(plan.server.early_stopping.named, [*task.ranges(self.training.measures)])
