@@ -190,7 +190,7 @@ def _difference(a: Any, b: Any, place: str, seen: set[tuple[int, int]]) -> str |
     if isinstance(a, nn.Parameter) and isinstance(b, nn.Parameter):
         return None if a.shape == b.shape else text  # a list of the layer's own parameters, as of an LSTM
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        alike = a.shape == b.shape and torch.allclose(a.detach().cpu(), b.detach().to("cpu", a.dtype))
+        alike = a.shape == b.shape and torch.allclose(a.detach().cpu(), b.detach().to("cpu", a.dtype), equal_nan=True)
         return None if alike else text
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return None if np.array_equal(a, b) else text

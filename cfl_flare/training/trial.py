@@ -177,7 +177,7 @@ def try_training_step(runtime: Runtime, batches: Iterable[Split], outputs: Tenso
         Remarks on the network.
 
     Raises:
-        DataError: the step fails, has no finite gradient, or changes a constant of the network.
+        DataError: the step fails, has no gradient, or changes a constant of the network.
     """
     first: DataError | None = None
     for number, data in enumerate(batches):
@@ -198,7 +198,7 @@ def _try_step(runtime: Runtime, data: Split, outputs: Tensor, where: str) -> lis
     if tuple(trained.shape) != expected:
         shapes = f"{tuple(trained.shape)} in training, where {expected} is expected"
         raise DataError(f"{where} returns outputs of shape {shapes}; return the same in training and in evaluation")
-    _compute_gradient(runtime, data, trained, where)
+    not_finite = _compute_gradient(runtime, data, trained, where)
     _check_constants(runtime, resident.module, where)
     if new := find_new_parameters(resident.module, resident.built_with):
         raise DataError(
@@ -209,7 +209,8 @@ def _try_step(runtime: Runtime, data: Split, outputs: Tensor, where: str) -> lis
         resident.take_over_arrays()
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
-    remarks = (describe_end(trained, trace, runtime.task), describe_head(find_head(resident.module), trace))
+    end = describe_end(trained, trace, runtime.task)
+    remarks = (not_finite, end, describe_head(find_head(resident.module), trace))
     return [remark for remark in remarks if remark]
 
 
@@ -266,7 +267,8 @@ def _compute_outputs(runtime: Runtime, data: Split, where: str) -> Tensor:
     return outputs.float()
 
 
-def _compute_gradient(runtime: Runtime, data: Split, outputs: Tensor, where: str) -> None:
+def _compute_gradient(runtime: Runtime, data: Split, outputs: Tensor, where: str) -> str:
+    """Computes the gradient of a batch; returns a remark if it is not finite, else an empty text."""
     try:
         loss = runtime.task.loss(outputs, data.y)
         has_gradient = loss.requires_grad
@@ -282,12 +284,12 @@ def _compute_gradient(runtime: Runtime, data: Split, outputs: Tensor, where: str
             f"{where} has outputs without a gradient, so that nothing would be trained; leave detach(), no_grad() and "
             "numpy out of forward()"
         )
-    if not (bool(loss.isfinite()) and bool(runtime.resident.gradient.isfinite().all())):
-        raise DataError(
-            f"{where} gives a loss of {loss.item():.3g} and a gradient that is not finite before any training; look in "
-            "forward() for a division by 0, and for the root or the logarithm of 0, and in the samples for numbers "
-            "that are not scaled"
-        )
+    if bool(loss.isfinite()) and bool(runtime.resident.gradient.isfinite().all()):
+        return ""
+    return (
+        "its first step has a loss or a gradient that is not finite before any training; look in forward() for a "
+        "division by 0, and for the root or the logarithm of 0, and in the samples for numbers that are not scaled"
+    )
 
 
 def _check_constants(runtime: Runtime, module: nn.Module, where: str) -> None:

@@ -296,6 +296,7 @@ def check_in(cls: type, task: str = "classification", samples: Samples | None = 
         (SecondHead, "classification", "'other', computes in no output"),
         (OverSamples, "classification", "depend on the other samples"),
         (RandomAlways, "classification", "random in evaluation"),
+        (InfiniteGradient, "classification", "not finite before any training"),
     ],
 )
 def test_remark_names_place_and_hint(cls: type, task: str, remark: str) -> None:
@@ -328,7 +329,6 @@ def test_usual_networks_have_no_remark(cls: type, task: str) -> None:
         (FewInTraining, r"in training on 5 samples"),
         (InPlace, r"changes its samples in place.*; .*clone"),
         (ComplexOutputs, r"torch.complex64.*: .*real"),
-        (InfiniteGradient, r"not finite before any training; "),
         (NoStatistics, r"; .*track_running_stats=True"),
         (WantsMask, r"; .*its only argument"),
         (EndsProgram, r"SystemExit.*; "),
