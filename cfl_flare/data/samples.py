@@ -165,6 +165,11 @@ class DataSource(ABC):
         return ()
 
     @property
+    def stated_classes(self) -> tuple[str, ...]:
+        """The names of classes that a job states, which its author knows without the data; none if it states none."""
+        return self.agreed_classes
+
+    @property
     def usual_partition(self) -> Mapping[str, Any] | None:
         """The partition of a simulation, unless another is named; None for the command's."""
         return None
@@ -254,6 +259,14 @@ class ReadOnce(Wrapped):
     @property
     def positive(self) -> str | None:
         return self.inner.positive
+
+    @property
+    def agreed_classes(self) -> tuple[str, ...]:
+        return self.inner.agreed_classes
+
+    @property
+    def stated_classes(self) -> tuple[str, ...]:
+        return self.inner.stated_classes
 
     @property
     def patient(self) -> str | None:

@@ -233,8 +233,16 @@ class SiteData(Wrapped):
 
     @property
     def agreed_classes(self) -> tuple[str, ...]:
+        if self.stated_classes:
+            return self.stated_classes
         with self.leave():
             return self.inner.agreed_classes
+
+    @property
+    def stated_classes(self) -> tuple[str, ...]:
+        if self.classes is not None:
+            return tuple(self.classes)
+        return () if self.agreed_columns is None else self.agreed_columns.classes
 
     def leave(self) -> AbstractContextManager[None]:
         """What the operator names needs no leave."""

@@ -143,6 +143,7 @@ def _start(
         "participants": {p.name: p.samples for p in participants},
         **({"labels": labels} if (labels := {p.name: p.label for p in participants if p.label is not None}) else {}),
         "evaluate_trained": plan.site.evaluate_trained,
+        "classes": _name_classes(site),
         **facts,
         **({} if initial_ckpt is None else {"initial_ckpt": initial_ckpt}),
     }
@@ -166,6 +167,12 @@ def _trace_ancestry(plan: RunPlan, training: TrainSettings) -> Ancestry:
     if path is None:
         return Ancestry((run,))
     return Ancestry.of(read_facts(Path(path)).get(ANCESTRY)).add(run)
+
+
+def _name_classes(site: Site) -> list[str]:
+    """The names of the classes in the order of their numbers; none if they are called by these."""
+    data = next(iter(site.hosted.values()), None)
+    return [] if data is None else list(data.train.classes)
 
 
 def _keeper(recorder: Recorder, site: Site, server: Server) -> Callable[[str, Served], None]:

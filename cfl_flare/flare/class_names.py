@@ -10,7 +10,7 @@ classes differently from the others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -64,15 +64,22 @@ def names_to_state(
 
 
 def _count_patients(data: ParticipantData) -> list[int]:
-    """How many patients of a site have each class, or finding, or a mask with it."""
+    """How many patients of a site have each class, or finding, or a mask with it.
+
+    A patient with training and with test samples is one patient.
+    """
     parts = [part for part in (data.train, data.test) if len(part)]
     counts = []
     for number in range(len(data.train.classes)):
-        patients = 0
+        samples = 0
+        patients: set[str] = set()
         for part in parts:
             has_class = _has_class(part.y, number)
-            patients += int(has_class.sum()) if part.patient is None else len(np.unique(part.patient[has_class]))
-        counts.append(patients)
+            if part.patient is None:
+                samples += int(has_class.sum())
+            else:
+                patients.update(map(str, part.patient[has_class]))
+        counts.append(samples + len(patients))
     return counts
 
 
@@ -83,33 +90,59 @@ def _has_class(y: np.ndarray, number: int) -> np.ndarray:
     return np.asarray((y == number).reshape(len(y), -1).any(axis=1))
 
 
+def settle_classes(of_job: Sequence[str] | None, of_run: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The names of classes that hold before any site has stated its own.
+
+    Args:
+        of_job: the names that the job's author gives; None if there are none.
+        of_run: the names of the run that is resumed; None for a new run.
+
+    Returns:
+        The names in the order of their numbers; None if the sites decide.
+
+    Raises:
+        ConfigError: the job's names are not the run's.
+    """
+    if of_job and of_run is not None and [*of_job] != [*of_run]:
+        both = f"the job has the classes {_show(tuple(of_job))}, and the run that is resumed {_show(tuple(of_run))}"
+        raise ConfigError(f"run: {both}; resume it with its own classes, or start a new run")
+    if of_run is not None:
+        return tuple(of_run)
+    return tuple(of_job) if of_job else None
+
+
 def compare_classes(
-    stated: Mapping[str, tuple[str, ...]], agreed: tuple[str, ...] | None = None
+    stated: Mapping[str, tuple[str, ...]], agreed: tuple[str, ...] | None = None, is_start: bool = False
 ) -> tuple[tuple[str, ...] | None, dict[str, str]]:
     """Compares how sites number their classes.
 
     Args:
         stated: the names of each site's classes in the order of their numbers; none if a site has numbers only.
-        agreed: the names of the sites that already take part; None if these are the first.
+        agreed: the names of the job, of the run that is resumed, or of the sites that already take part; None if the
+            sites decide.
+        is_start: no site takes part yet.
 
     Returns:
         The names that the sites agree on, None if there is no site; and why each other site is left out.
 
     Raises:
-        ConfigError: no names are those of most sites, so that nobody knows which sites are right.
+        ConfigError: no names are those of most sites, so that nobody knows which sites are right. Or no site has the
+            names of the job or of the run that is resumed.
     """
     if not stated:
         return agreed, {}
     if agreed is None:
         (agreed, times), *_ = Counter(stated.values()).most_common()
         if times <= len(stated) / 2:
-            raise ConfigError(_describe_disagreement(stated))
+            raise ConfigError(f"{_describe_disagreement(stated)}: {WAY_OUT}")
     reasons = {site: _describe_difference(names, agreed) for site, names in stated.items() if names != agreed}
+    if is_start and len(reasons) == len(stated):
+        raise ConfigError(f"{_describe_disagreement(stated)}: none numbers them {_show(agreed)} as this run: {WAY_OUT}")
     return agreed, reasons
 
 
 def _describe_difference(names: tuple[str, ...], agreed: tuple[str, ...]) -> str:
-    difference = f"it numbers its classes {_show(names)}, and the others {_show(agreed)}"
+    difference = f"it numbers its classes {_show(names)}, and the run {_show(agreed)}"
     return f"{difference}; correct the names there, or {WAY_OUT}"
 
 
@@ -119,7 +152,7 @@ def _describe_disagreement(stated: Mapping[str, tuple[str, ...]]) -> str:
         sites_by_names.setdefault(names, []).append(site)
     parts = [f"{_show(names)} at {', '.join(sites[:3])}" for names, sites in list(sites_by_names.items())[:3]]
     more = ", ..." if len(sites_by_names) > 3 else ""
-    return f"run: sites number their classes differently: {'; '.join(parts)}{more}: {WAY_OUT}"
+    return f"run: sites number their classes differently: {'; '.join(parts)}{more}"
 
 
 def _show(names: tuple[str, ...]) -> str:

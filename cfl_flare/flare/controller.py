@@ -27,7 +27,7 @@ from cfl_flare.flare import wire
 from cfl_flare.flare.aggregator import ClusteringAggregator, Start
 from cfl_flare.flare.allowed import Policy
 from cfl_flare.flare.attendance import Patience, Work
-from cfl_flare.flare.class_names import compare_classes
+from cfl_flare.flare.class_names import compare_classes, settle_classes
 from cfl_flare.flare.client_api.controller import Scripts
 from cfl_flare.flare.client_api.results import check_failure
 from cfl_flare.flare.compat import component_policy, simulated
@@ -41,7 +41,7 @@ from cfl_flare.results.ancestry import ANCESTRY, Ancestor, Ancestry, hash_split
 from cfl_flare.results.gate import weaker_bound
 from cfl_flare.results.job_record import READY, SILENT
 from cfl_flare.results.recorder import Recorder
-from cfl_flare.results.store import Progress
+from cfl_flare.results.store import Checkpoint, Progress
 from cfl_flare.training.settings import TrainSettings
 
 REFUSED = f"site_failed: {DifferenceError.failure}"
@@ -123,6 +123,7 @@ class ClusteredController(PerSiteController):
         checkpoint = persistor.open(layout, self.results, self.fl_ctx)
         resumed_at = None if checkpoint is None else checkpoint.state.round
         self._labels = {} if checkpoint is None else checkpoint.state.labels
+        self._settle_classes(checkpoint)
         require(
             resumed_at is None or resumed_at < total,
             f"run: resume_from names a run with {resumed_at} rounds; num_rounds = {total} adds none",
@@ -139,6 +140,14 @@ class ClusteredController(PerSiteController):
             if server.recorder is not None and server.recorder.last is not None:
                 track(self, bounds(server.recorder.intervals), server.recorder.last.record["round"])
             self._finish()
+
+    def _settle_classes(self, checkpoint: Checkpoint | None) -> None:
+        """Takes the names of classes from the run that is resumed, or from the job, if either has some."""
+        task = None if self.judge is not None else self._training.built_task(component_policy(self.fl_ctx))
+        has_classes = task is not None and task.classes
+        of_job = unmarked(self.facts or {}).get("classes") if has_classes else None
+        of_run = None if checkpoint is None else checkpoint.progress.classes
+        self._classes = settle_classes(of_job, of_run)
 
     def start(self, schedule: ServerSettings, start: Start) -> Server:
         """Starts the run that the aggregator is of; a ConfigError if it cannot be run with these participants."""
@@ -158,9 +167,11 @@ class ClusteredController(PerSiteController):
             file = state_root(self.fl_ctx) / MEANS_FOLDER / f"{self.fl_ctx.get_identity_name()}.jsonl"
             self._means = Means(file, floor)
         store = start.checkpoints.store
+        progress = Progress() if checkpoint is None else checkpoint.progress
+        progress.classes = None if self._classes is None else list(self._classes)
         equipment = Equipment(
             recorder,
-            progress=Progress() if checkpoint is None else checkpoint.progress,
+            progress=progress,
             archive=None if store is None else store.archive,
             earlier_means=self._means,
             observers=[
@@ -322,7 +333,7 @@ class ClusteredController(PerSiteController):
         limit = max(self._controller_settings.task_timeout, CHECK_IN)
         goes_on = self.ask(wire.CHECK_TASK, data, limit, on_result, first=True)
         absent = {site: self.site_errors.get(site, "no result in time") for site in sites if site not in hosted}
-        self._classes, others = compare_classes(classes, self._classes)
+        self._classes, others = compare_classes(classes, self._classes, is_start=not known)
         for site, reason in others.items():
             del hosted[site]
             absent[site] = reason

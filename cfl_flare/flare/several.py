@@ -86,6 +86,7 @@ class SeveralController(ClusteredController):
 
     def _run_all(self) -> None:
         candidates = candidates_of(unmarked(self.runs or []), component_policy(self.fl_ctx))
+        self._settle_classes(None)
         self.everyone = self._gathered()
         for candidate in candidates.values():
             start = Start(self.everyone, Checkpoints(), folder=self.results / candidate.name)

@@ -29,6 +29,7 @@ from cfl_flare.core.config import unmarked
 from cfl_flare.core.errors import CFLError, FileError, PayloadError
 from cfl_flare.core.files import atomic_write, make_folder, parse_json, private_file, read_text, writing
 from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.text import shown
 from cfl_flare.methods import ServerState
 from cfl_flare.results.metrics import ACCURACY, Metric, RoundMetrics
 
@@ -190,6 +191,19 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _list_changes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The names of settings that differ, those of the data's classes with both values."""
+    changed = []
+    for name in sorted({*earlier, *now}):
+        before = earlier.get(name)
+        after = now.get(name)
+        if before == after:
+            continue
+        values = f": {shown(before)} there, {shown(after)} here" if name == "classes" else ""
+        changed.append(f"{name}{values}")
+    return changed
+
+
 def state_metadata(state: ServerState) -> dict[str, Any]:
     """The part of a server's state that is not models, as JSON values; `state_of` reads it."""
     labels = {"labels": dict(state.labels)} if state.labels else {}
@@ -219,6 +233,8 @@ class Progress:
         watched: the best round so far by the metric that early stopping watches.
         stopped: why the run ends before its last round; None if it does not.
         metric: the metric that tells how good the run is, ``{"name", "mode"}``, once one is reported.
+        classes: the names of the classes in the order of their numbers, empty if they are called by these; None if no
+            site has stated any.
     """
 
     record: dict[str, Any] | None = None
@@ -228,6 +244,7 @@ class Progress:
     watched: dict[str, Any] | None = None
     stopped: str | None = None
     metric: dict[str, Any] | None = None
+    classes: list[str] | None = None
 
     @property
     def judged_by(self) -> Metric:
@@ -292,8 +309,10 @@ class Checkpoint:
             checkpoint, settings = cls.read(store, layout)
         except StoreError:  # each damaged version has been logged
             return None
-        if json.dumps(settings, sort_keys=True) != json.dumps(unmarked(run), sort_keys=True):
-            raise StoreError(f"{store.folder} holds checkpoints of a run with other settings; use another folder")
+        changed = _list_changes(settings, json.loads(json.dumps(unmarked(run))))
+        if changed:
+            reason = f"{store.folder} holds checkpoints of a run with other settings ({', '.join(changed)})"
+            raise StoreError(f"{reason}; use another folder")
         return checkpoint
 
     @classmethod

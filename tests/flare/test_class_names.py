@@ -11,7 +11,7 @@ import pytest
 
 from cfl_flare.core.errors import BudgetError, ColumnsError, ConfigError
 from cfl_flare.data import ParticipantData, Samples, SiteData
-from cfl_flare.flare.class_names import compare_classes, names_to_state
+from cfl_flare.flare.class_names import compare_classes, names_to_state, settle_classes
 from cfl_flare.flare.schema import CLASSES
 from tests.helpers.kits import JOB, answer, check_in, executor, kit
 
@@ -28,7 +28,7 @@ def test_most_sites_decide():
     agreed, left_out = compare_classes(stated)
     assert agreed == ABC
     assert left_out.keys() == {"s3"}
-    assert "[b, c], and the others [a, b, c]" in left_out["s3"]
+    assert "[b, c], and the run [a, b, c]" in left_out["s3"]
     assert compare_classes({"late": ("b", "c")}, agreed)[1].keys() == {"late"}
     assert compare_classes({"late": ABC}, agreed) == (ABC, {})
     assert compare_classes({}, agreed) == (ABC, {})
@@ -50,6 +50,29 @@ def test_without_a_majority_nobody_knows():
     assert len(str(caught.value)) < 1500
 
 
+def test_the_job_decides_and_not_one_of_two_sites():
+    agreed = settle_classes(["a", "b"], None)
+    assert compare_classes({"s1": ("a", "b"), "liar": ("b", "a")}, agreed, is_start=True)[1].keys() == {"liar"}
+    assert settle_classes(None, None) is None
+    assert settle_classes([], None) is None
+
+
+@pytest.mark.parametrize("of_run", [["b", "a"], []])
+def test_a_resumed_run_has_its_own_classes(of_run):
+    assert settle_classes(None, of_run) == settle_classes(of_run, of_run) == tuple(of_run)
+    with pytest.raises(ConfigError, match=r"the job has the classes \[a, b\], and the run that is resumed"):
+        settle_classes(["a", "b"], of_run)
+    with pytest.raises(ConfigError, match=r"\[a, b\] at s1, s2: none numbers them .* as this run: set classes"):
+        compare_classes({"s1": ("a", "b"), "s2": ("a", "b")}, tuple(of_run), is_start=True)
+
+
+def test_a_job_states_the_names_of_its_source(tmp_path):
+    assert SiteData(classes=["b", "a"]).stated_classes == ("b", "a")
+    columns = {"columns": [{"column": "age"}], "label": "died", "classes": ["no", "yes"]}
+    assert SiteData(columns=columns).stated_classes == ("no", "yes")
+    assert SiteData().stated_classes == ()
+
+
 def test_a_rare_class_is_not_named():
     y = np.repeat([0, 1, 2], [10, 5, 4])
     with pytest.raises(ColumnsError, match="class 'c' has 4 patients, and its name is not stated of fewer than 5; set"):
@@ -66,6 +89,13 @@ def test_patients_are_counted_and_not_their_samples():
     patient = np.array([*range(10), *[77] * 10])
     with pytest.raises(ColumnsError, match="class 'b' has 1 patients"):
         names_to_state(hosted(y, ("a", "b"), patient), (), has_dp=False, is_simulation=False)
+    parts = hosted(y, ("a", "b"), patient=np.array([*range(13), 0, 1, 2, 3, 4, 5, 6]))["site"]
+    again = ParticipantData("site", parts.train, parts.train.take(np.arange(10, 20)))
+    assert names_to_state({"site": again}, (), has_dp=False, is_simulation=False) == ("a", "b")
+    three = parts.train.take(np.array([*range(10), 10, 11, 12]))
+    again = ParticipantData("site", three, three.take(np.arange(10, 13)))  # the same three patients of class b
+    with pytest.raises(ColumnsError, match="class 'b' has 3 patients"):
+        names_to_state({"site": again}, (), has_dp=False, is_simulation=False)
     findings = np.array([[1, 0]] * 6 + [[1, 1]] * 2)
     with pytest.raises(ColumnsError, match="class 'b' has 2 patients"):
         names_to_state(hosted(findings, ("a", "b")), (), has_dp=False, is_simulation=False)

@@ -359,6 +359,18 @@ def test_an_aborted_study_goes_on_where_it_was(tmp_path, share):
     assert_same(later.results, whole.results)
 
 
+def test_a_study_is_resumed_with_its_own_classes(tmp_path, monkeypatch):
+    def play_with(*names, **settings):
+        monkeypatch.setattr("cfl_flare.flare.executor.names_to_state", lambda *of_site: names)
+        return Bench(tmp_path / f"{names[0]}{len(settings)}").play(rungs=2, minutes=1e-9, **settings)
+
+    assert not play_with("a", "b").panics
+    (panic,) = play_with("b", "a", resume_from="study").panics
+    both = "sites number their classes differently: [b, a] at site-1, site-2, site-3: none numbers them [a, b]"
+    assert f"run: {both} as this run" in panic
+    assert not play_with("a", "b", resume_from="study").panics
+
+
 def test_a_study_of_the_same_name_begins_anew_and_keeps_the_old_one(tmp_path, state):
     for folder in ("first", "second"):
         job = Bench(tmp_path / folder).play(rungs=1, num_rounds=2)

@@ -172,6 +172,16 @@ def test_a_checkpoint_with_other_settings_is_not(change: dict[str, Any], tmp_pat
         run_until(IFCA(k=2), tmp_path / "run", tmp_path / "checkpoints")
 
 
+def test_a_run_with_other_classes_is_not_resumed(tmp_path: Path) -> None:
+    run = stopped_ifca(tmp_path)
+    assert run["classes"] == []
+    rewrite(tmp_path, run | {"classes": ["benign", "malignant"]})
+    with pytest.raises(
+        StoreError, match=r"other settings \(classes: \['benign', 'malignant'\] there, \[\] here\); use"
+    ):
+        run_until(IFCA(k=2), tmp_path / "run", tmp_path / "checkpoints")
+
+
 def test_memories_and_models_do_not_mix(tmp_path: Path) -> None:
     run_until(WeCFL(k=2), None, tmp_path)
     assert Checkpoint.latest(Store(tmp_path / "none"), None, {}) is None  # type: ignore[arg-type]

@@ -169,6 +169,17 @@ class ClusteredRecipe(Recipe):
         source = {} if self.plan.data.participants is None else {"source": shared["source"]}
         return {**source, "data": shared["data"]}
 
+    def _describe_data(self, shared: Mapping[str, Any]) -> dict[str, Any]:
+        """What the server knows of the data: how it is dealt out, and what the source of real sites calls its classes."""
+        plan, dealt_out = self.plan, self._dealt_out(shared)
+        facts = {**dealt_out, "training": shared["training"], **pixel_facts(plan.reader)}
+        if plan.reader is not None and "source" not in dealt_out:
+            if plan.reader.positive is not None:
+                facts["positive"] = plan.reader.positive
+            if plan.reader.stated_classes:
+                facts["classes"] = list(plan.reader.stated_classes)
+        return {**facts, **plan.facts, **MARK}
+
     def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> PerSiteController:
         """Adds what runs at the server; returns its controller."""
         plan, dealt_out = self.plan, self._dealt_out(shared)
@@ -184,10 +195,7 @@ class ClusteredRecipe(Recipe):
         job.to_server(persistor, id="persistor")
         script = plan.script.train_script
         if script is None:
-            named = None if plan.reader is None or "source" in dealt_out else plan.reader.positive
-            positive = {} if named is None else {"positive": named}  # what real sites' source calls a class
-            of_data = {**positive, **pixel_facts(plan.reader)}
-            self._facts = {**dealt_out, "training": shared["training"], **of_data, **plan.facts, **MARK}
+            self._facts = self._describe_data(shared)
         else:
             self._facts = marked({"train_script": Path(script).name})
             self._assign = marked(asdict(self._assigned_by(script)))

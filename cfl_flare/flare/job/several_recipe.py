@@ -12,7 +12,7 @@ from typing import Any
 from nvflare.job_config.base_fed_job import BaseFedJob
 from torch import nn
 
-from cfl_flare.core.config import MARK, as_spec, marked, require
+from cfl_flare.core.config import as_spec, marked, require
 from cfl_flare.core.settings import pick, settings_of, shows
 from cfl_flare.data import DataSource
 from cfl_flare.engine.indicator import samples_to_set_aside
@@ -56,7 +56,7 @@ class _RunsRecipe(ClusteredRecipe):
         controller = self._controller_class(
             model=shared["model"],
             run_name=shared["run_name"],
-            facts={**self._dealt_out(shared), "training": shared["training"], **self.plan.facts, **MARK},
+            facts=self._describe_data(shared),
             made_by=shared["made_by"],
             **self._of_server(job),
             **asdict(self.plan.server),

@@ -96,6 +96,7 @@ class StudyController(SeveralController):
         """Runs the study, or what is left of it."""
         earlier = self._folder.earlier
         if not finished(earlier, self.rounds):
+            self._settle_classes(self._earlier_checkpoint())
             self.everyone = self._gathered()
 
             def store(journal: Journal) -> None:
@@ -114,6 +115,12 @@ class StudyController(SeveralController):
                 self._folder.clean()
         self._folder.publish(self.results)
         self._finish()
+
+    def _earlier_checkpoint(self) -> Checkpoint | None:
+        """A checkpoint of the study that is resumed: all candidates have the same classes."""
+        stores = (self._folder.checkpoints(candidate.name) for candidate in self._candidates)
+        store = next((store for store in stores if store.versions()), None)
+        return None if store is None else Checkpoint.read(store, self._layout)[0]
 
     # ---- What a study asks of its trainer ----
 
