@@ -20,7 +20,7 @@ from cfl_flare.core.shares import capped
 from cfl_flare.core.text import plain, shown
 from cfl_flare.data.columns import Column, Columns, in_order
 from cfl_flare.data.reading import READING
-from cfl_flare.data.spelling import find_near, group_alike
+from cfl_flare.data.spelling import SPELLED_ALIKE, find_near, group_alike
 from cfl_flare.data.values import FALSE_WORDS, TRUE_WORDS, mean_the_same
 
 # Of three files or more, one has at most this share of the rows by which a common scale is computed.
@@ -117,7 +117,7 @@ def _check_spellings(by_site: Mapping[str, tuple[str, ...]], where: str) -> None
             both = f"{shown(one)} and {shown(other)} at {first[one]}"
         example = f'{{"{plain(one)}": "{plain(other)}"}}'
         way_out = f"write them in one way, as by replace={example} at that site, or name both in all files"
-        raise ConfigError(f"{where}: {both} differ in case, spaces, hyphens or leading zeros only; {way_out}")
+        raise ConfigError(f"{where}: {both} {SPELLED_ALIKE}; {way_out}")
 
 
 def _check_equal(sites: Mapping[str, Any], names: Iterable[str], where: str) -> None:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+# From this number on, float64 does not have each whole number: two codes would become one.
+LARGEST_WHOLE = 2**53
+
+
 def simplify_column(values: pd.Series, where: str) -> pd.Series | np.ndarray | list[str]:
     """Brings a column of any type to numbers, dates or texts.
 
@@ -36,7 +40,10 @@ def simplify_column(values: pd.Series, where: str) -> pd.Series | np.ndarray | l
     if kind == "M":
         return values
     if kind in "iu" and values.isna().any():
-        return values.to_numpy(np.float64, na_value=np.nan)
+        amounts = values.to_numpy(np.float64, na_value=np.nan)
+        if np.nanmax(np.abs(amounts), initial=0.0) < LARGEST_WHOLE:
+            return amounts
+        return ["" if gap else str(int(value)) for value, gap in zip(values, values.isna())]
     if kind in "iuf":
         numpy_type = getattr(values.dtype, "numpy_dtype", values.dtype)
         return values.to_numpy(numpy_type, na_value=np.nan) if kind == "f" else values.to_numpy(numpy_type)

@@ -15,7 +15,6 @@ Three rules say which number a class has:
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import unicodedata
@@ -27,6 +26,9 @@ import numpy as np
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import Bounds
 from cfl_flare.core.text import plain, shown
+from cfl_flare.data.hints import list_gap_words
+from cfl_flare.data.spelling import SPELLED_ALIKE, find_near, group_alike
+from cfl_flare.data.values import find_boolean, unify_booleans
 
 # A label from this number on is no class number, but a code or an identifier.
 MOST_CLASSES = 100_000
@@ -120,25 +122,6 @@ def list_names(names: Sequence[str]) -> str:
     return listed
 
 
-def spell_alike(name: str) -> str:
-    """What is left of a name without case, spaces and marks between words: names with the same are spelled alike.
-
-    >>> spell_alike("Benign_Tumor") == spell_alike("benign  tumor")
-    True
-    """
-    folded = unicodedata.normalize("NFKC", name).casefold()
-    return re.sub(r"[\s_-]+", " ", folded).strip() or folded
-
-
-def hint_at(name: str, known: Sequence[str]) -> str:
-    """A hint that points at a known name if one is spelled nearly as this one; else empty."""
-    by_spelling = {spell_alike(other): other for other in known}
-    close = difflib.get_close_matches(spell_alike(name), list(by_spelling), n=1, cutoff=0.8)
-    if not close:
-        return ""
-    return f"; did you mean {shown(by_spelling[close[0]])}? Write it in the same way"
-
-
 def check_names(names: Sequence[str], where: str) -> None:
     """Checks names of classes.
 
@@ -161,18 +144,17 @@ def check_names(names: Sequence[str], where: str) -> None:
 
 
 def check_spelling(names: Sequence[str], where: str) -> None:
-    """Raises a DataError if two names that a file has differ in case, spaces or hyphens only."""
-    spellings: dict[str, str] = {}
-    for name in names:
-        other = spellings.setdefault(spell_alike(name), name)
-        if other != name:
-            both = f"the classes {shown(other)} and {shown(name)} differ in case, spaces or hyphens only"
-            way_out = "write one class in one way, or list both in classes if they are different classes"
-            raise DataError(f"{where}: {both}; {way_out}")
+    """Raises a DataError if two names that a file has differ in their spelling only."""
+    for first, second, *_ in group_alike(names):
+        both = f"the classes {shown(first)} and {shown(second)} {SPELLED_ALIKE}"
+        way_out = "write one class in one way, or list both in classes if they are different classes"
+        raise DataError(f"{where}: {both}; {way_out}")
 
 
 def number_words(labels: np.ndarray, classes: Sequence[str], where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Numbers labels by their names.
+
+    The words of a boolean are two classes, however they are spelled: yes, Yes and Y are one.
 
     Args:
         labels: ``(n,)`` words or numbers.
@@ -187,6 +169,7 @@ def number_words(labels: np.ndarray, classes: Sequence[str], where: str) -> tupl
     """
     values, places = np.unique(labels, return_inverse=True)
     found = as_names(values.tolist())
+    found = tuple(unify_booleans(found, classes or find_boolean(found)))
     names = tuple(classes)
     if not names:
         names = sort_names({*found})
@@ -203,8 +186,10 @@ def number_words(labels: np.ndarray, classes: Sequence[str], where: str) -> tupl
 def refuse_name(name: str, classes: Sequence[str], where: str) -> str:
     """The message for a label that is none of the classes that were agreed on."""
     reason = f"label {shown(name)} is none of the {len(classes)} classes that were agreed on ({list_names(classes)})"
-    hint = hint_at(name, classes)
-    return f"{where}: {reason}{hint or '; correct it, leave its samples out, or add it to classes at all sites'}"
+    near = find_near(name, classes)
+    if near is not None:
+        return f"{where}: {reason}; did you mean {shown(near)}? Write it in the same way"
+    return f"{where}: {reason}; correct it, leave its samples out, or add it to classes at all sites"
 
 
 def name_codes(values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]] | None:
@@ -314,6 +299,11 @@ def describe_classes(names: Sequence[str], counts: Sequence[int]) -> list[str]:
     empty = [names[c] if names else str(c) for c, count in enumerate(counts) if not count]
     if empty:
         lines.append(f"classes without a sample: {list_names(empty)}")
+    if len(names) > MOST_FLOAT_CLASSES and len(names) > sum(counts) / 2:
+        lines.append(f"{len(names)} classes for {sum(counts)} samples: to predict numbers, set task to 'regression'")
+    gaps = list_gap_words(names)
+    if gaps:
+        lines.append(f"class {list_names(gaps)} may mean that there is no label: if so, leave its samples out")
     codes = numbers_of(names)
     if codes is not None and len(codes) > 2:
         steps = np.diff(codes)

@@ -196,7 +196,8 @@ def deal(stratum: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> l
         # The last piece, beyond all counts, stays unused.
         for part, piece in zip(parts, np.split(indices, np.cumsum(counts[:, c]))):
             part.append(piece)
-    return [np.sort(np.concatenate(part)) for part in parts]
+    nothing = np.empty(0, np.int64)
+    return [np.sort(np.concatenate([nothing, *part])) for part in parts]
 
 
 def split(counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -18,18 +18,31 @@ import numpy as np
 from cfl_flare.core.errors import ColumnsError, DataError, FileError
 from cfl_flare.core.files import check_memory
 from cfl_flare.core.text import plain, shown
-from cfl_flare.data.classes import number_of, number_words
+from cfl_flare.data.classes import number_of, number_words, sort_names
 from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.frames import is_unnamed
+from cfl_flare.data.hints import explain_texts, name_list
 from cfl_flare.data.kinds import PERCENT
 from cfl_flare.data.spelling import find_near, find_same, list_near
-from cfl_flare.data.values import days, has_percentages, number_booleans, number_events, numbers, simplify_labels, texts
+from cfl_flare.data.values import (
+    days,
+    find_boolean,
+    has_codes,
+    has_percentages,
+    number_booleans,
+    number_events,
+    numbers,
+    simplify_labels,
+    texts,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # A message names this many rows, or texts.
 FIRST_ROWS = 5
+# Words of at most this many kinds are classes in however short a table.
+FEW_CLASSES = 20
 # A message has this many characters of a list of categories.
 MOST_SHOWN = 200
 
@@ -294,12 +307,29 @@ def _classes_or_numbers(values: pd.Series, where: str) -> tuple[np.ndarray, tupl
     if values.dtype.kind == "f":
         return numbers(values, where), ()
     written = texts(values)
-    are_numbers = [number_of(text) is not None for text in written.unique()]
+    different = written.unique().tolist()
+    if find_boolean(different) is None:
+        _check_words(written, different, where)
+    are_numbers = [number_of(text) is not None for text in different]
     if all(are_numbers) or (any(are_numbers) and _has_decimals(written)):
         amounts = numbers(written, where)
         is_whole = bool((amounts == np.floor(amounts)).all()) and not _has_decimals(written)
         return amounts.astype(np.int64) if is_whole else amounts, ()
     return number_words(written.to_numpy(), (), where)
+
+
+def _check_words(written: pd.Series, different: list[str], where: str) -> None:
+    """Raises a DataError if a column of labels holds codes, numbers that are written otherwise, or too many words."""
+    if has_codes(different):
+        code = shown(next(text for text in different if has_codes([text])))
+        way_out = f"name them by {name_list('classes', sort_names(different))}, or write them without leading zeros"
+        raise DataError(f"{where}: {code} is a code with a leading zero; {way_out}")
+    hint = explain_texts(written)
+    if hint:
+        raise DataError(f"{where}: {hint}")
+    if len(different) > max(FEW_CLASSES, len(written) / 2) and number_of(different[0]) is None:
+        reason = f"holds {len(different)} different texts in {len(written)} rows, too many for classes"
+        raise DataError(f"{where}: {reason}; name another column as the label, or write numbers to predict as numbers")
 
 
 def _has_decimals(written: pd.Series) -> bool:

@@ -246,6 +246,9 @@ class DataConfig:
         preparation, clipped = source.preparation(train, federation), None
         if preparation is None and source.prepares:  # a site's own images, of which `_read` did not know
             _check_pixels(source, name, train, test)
+        if preparation is not None and not preparation.is_scaled:
+            for samples in (train, test):
+                check_range(samples.x, name, "set scaling to auto, or bring the table's numbers to about 0 to 1")
         if preparation is not None and preparation.clip is not None:
             clipped = preparation.clipped(train.x) + preparation.clipped(test.x)
         train, test = (_as_seen(name, samples, preparation) for samples in (train, test))

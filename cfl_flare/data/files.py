@@ -188,7 +188,8 @@ def _arrays(
         arrays = {}
         for name in names:
             with archive.open(members[name]) as member:
-                arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
+                array = np.lib.format.read_array(member, allow_pickle=False)
+            arrays[name] = np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
         return arrays
 
 

@@ -23,8 +23,8 @@ import numpy as np
 from cfl_flare.core.errors import DataError, FileError
 from cfl_flare.core.files import check_memory, open_regular
 from cfl_flare.core.text import shown
-from cfl_flare.data.cells import simplify_column
-from cfl_flare.data.hints import DAY_OR_MONTH_FIRST, name_setting
+from cfl_flare.data.cells import simplify_column, write_cell
+from cfl_flare.data.hints import DAY_OR_MONTH_FIRST, SPACES, explain_points, name_setting
 from cfl_flare.data.reading import SEPARATORS, Reading
 from cfl_flare.data.table_files import IN_MEMORY, is_table_name, read_typed, type_of, unpack
 from cfl_flare.data.values import are_percentages, has_codes, parse_numbers
@@ -105,8 +105,13 @@ def _check_marks(path: Path, reading: Reading) -> None:
 
 def _name_columns(path: Path, names: Sequence[str]) -> list[str]:
     """The columns' names; one without a name gets the name that pandas gives it, by its place from 0."""
-    named = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
-    _check_unique(path, named)
+    _check_unique(path, [name for name in names if name])
+    named: list[str] = []
+    for place, name in enumerate(names):
+        new = name or f"Unnamed: {place}"
+        while not name and (new in names or new in named):  # pandas wrote the table twice
+            new += ".1"
+        named.append(new)
     return named
 
 
@@ -115,7 +120,8 @@ def _read_text(path: Path, content: bytes, names: Sequence[str], reading: Readin
     import pandas as pd
 
     check_memory(IN_MEMORY * len(content), str(path))
-    has_zeros = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:100]
+    start = content[:100]
+    has_zeros = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or start.count(0) > len(start) / 4
     if reading.encoding is None and has_zeros:
         raise DataError(f"{path}: is no UTF-8, but looks like UTF-16; {name_setting('encoding', 'utf-16')}")
     text = content.decode(reading.encoding or "utf-8").removeprefix("\ufeff")
@@ -151,9 +157,13 @@ def _settle_columns(
     for place, name in enumerate(frame.columns):
         where = f"{path}: column {shown(name)}"
         values = simplify_column(frame.iloc[:, place], where)
+        if isinstance(values, np.ndarray) and _has_replacements(values, reading):
+            values = ["" if np.isnan(value) else write_cell(value, row, where) for row, value in enumerate(values, 1)]
         if isinstance(values, list):
             cells = _replace_texts(values, reading, where, name in as_text)
             values = _settle_texts(cells, {*absent}, absent_numbers, name in as_text)
+            if values.dtype.kind == "f" and not (reading.decimal or reading.thousands):
+                _check_points(cells, {*absent}, where)
         elif isinstance(values, np.ndarray) and len(absent_numbers):
             values = _remove_numbers(values, absent_numbers)
         settled[name] = values
@@ -163,6 +173,19 @@ def _settle_columns(
 def _remove_numbers(values: np.ndarray, absent: np.ndarray) -> np.ndarray:
     missing = np.isin(values, absent)
     return np.where(missing, np.nan, values) if missing.any() else values
+
+
+def _check_points(cells: list[str], absent: set[str], where: str) -> None:
+    """Raises a DataError if the points of a column's numbers may stand between thousands."""
+    reason = explain_points([cell for cell in cells if cell and cell not in absent])
+    if reason:
+        raise DataError(f"{where}: {reason}")
+
+
+def _has_replacements(values: np.ndarray, reading: Reading) -> bool:
+    """Whether numbers of a file that keeps them as such are to be replaced, as the same numbers of a text file are."""
+    amounts = parse_numbers([text for text in reading.replace or () if text.strip()])
+    return bool(np.isin(values, amounts[~np.isnan(amounts)]).any())
 
 
 def _replace_texts(cells: list[str], reading: Reading, where: str, as_text: bool) -> list[str]:
@@ -184,9 +207,12 @@ def _write_points(cells: list[str], reading: Reading, where: str) -> list[str]:
     if decimal == "." and not thousands:
         return cells
     mark = re.escape(decimal)
-    group = re.escape(thousands)
-    number = rf"\d*{mark}?\d+|\d+{mark}" + (rf"|(0|[1-9]\d{{0,2}})({group}\d{{3}})+({mark}\d+)?" if thousands else "")
+    number = rf"\d*{mark}?\d+|\d+{mark}|\d{{1,3}}([{SPACES}]\d{{3}})+({mark}\d+)?"
+    if thousands:
+        group = re.escape(thousands)
+        number += rf"|(0|[1-9]\d{{0,2}})({group}\d{{2,3}})*{group}\d{{3}}({mark}\d+)?"
     local = re.compile(rf"[+-]?({number})([eE][+-]?\d+)?\s*%?")
+    looks_local = re.compile(rf"[+-]?[\d{re.escape(decimal + thousands)}]*\d\s*%?")
     written: dict[str, str] = {}
     others: dict[str, int] = {}
     there = 0
@@ -195,13 +221,22 @@ def _write_points(cells: list[str], reading: Reading, where: str) -> list[str]:
         if local.fullmatch(cell):
             bare = _join_thousands(cell, thousands) if thousands else cell
             written[cell] = bare.replace(decimal, ".")
-        elif cell and decimal == "," and not np.isnan(parse_numbers([cell])[0]):
-            others[cell] = row
+        elif cell and ((thousands and looks_local.fullmatch(cell)) or not np.isnan(parse_numbers([cell])[0])):
+            others.setdefault(cell, row)
     if others and sum(cell in written or cell in others for cell in cells) > there / 2:
         cell, row = next(iter(others.items()))
-        way_out = f"write numbers without points, or {name_setting('thousands', 'point')} for points between thousands"
-        raise DataError(f"{where}: row {row} holds {shown(cell)}, where the decimal mark is a comma; {way_out}")
+        marks = f"the decimal mark is a {_name_mark(decimal)}"
+        way_out = "write all numbers in one way"
+        if thousands:
+            marks += f", and a {_name_mark(thousands)} stands before each three digits"
+        else:
+            way_out = f"write numbers without points, or {name_setting('thousands', 'point')} if they are thousands"
+        raise DataError(f"{where}: row {row} holds {shown(cell)}, where {marks}; {way_out}")
     return [written.get(cell, cell) for cell in cells]
+
+
+def _name_mark(mark: str) -> str:
+    return {",": "comma", ".": "point"}.get(mark, mark)
 
 
 def _join_thousands(cell: str, mark: str) -> str:
@@ -311,6 +346,8 @@ def _suggest_repair(first: Sequence[str], row: Sequence[str]) -> str:
     """What to do if a row has more or fewer values than there are names."""
     if first and first[0].startswith("#"):
         return "delete the remark in the first line"
+    if len(row) == len(first) + 1 and not row[-1]:
+        return "end the line of names with the same mark as the rows, or no row"
     if len(row) == len(first) + 1:
         return "name each column; R writes row names without a name, unless it is told row.names=FALSE"
     return "give each row as many"

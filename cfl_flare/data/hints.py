@@ -4,20 +4,27 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from cfl_flare.core.text import shown
+from cfl_flare.core.config import parse_spec
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.text import plain, shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PLAIN = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
 WITH_POINT = r"[+-]?\d*\.\d+"
-DECIMAL_COMMA = r"[+-]?\d*,\d+"
-COMMA_THOUSANDS = r"[+-]?(0|[1-9]\d{0,2})(,\d{3})+(\.\d+)?"
+SPACES = " '\u00a0\u2009\u2019\u202f"
+GROUPED = rf"[+-]?\d{{1,3}}([{SPACES}]\d{{3}})+(\.\d+)?"
+DECIMAL_COMMA = rf"[+-]?(\d*|\d{{1,3}}([{SPACES}]\d{{3}})+),\d+"
+COMMA_THOUSANDS = r"[+-]?(0|[1-9]\d{0,2})(,\d{2,3})*,\d{3}(\.\d+)?"  # also 1,23,456 as in India
 # Commas that are between thousands beyond doubt.
-SURE_THOUSANDS = r"[+-]?[1-9]\d{0,2}(,\d{3}){2,}(\.\d+)?|[+-]?[1-9]\d{0,2}(,\d{3})+\.\d+"
+SURE_THOUSANDS = r"[+-]?[1-9]\d{0,2}(,\d{2,3})+,\d{3}(\.\d+)?|[+-]?[1-9]\d{0,2}(,\d{3})+\.\d+"
 # Points that are between thousands beyond doubt.
 POINT_THOUSANDS = r"[+-]?[1-9]\d{0,2}((\.\d{3}){2,}(,\d+)?|(\.\d{3})+,\d+)"
 DAY_OR_MONTH_FIRST = r"(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?=$|\D)"
@@ -26,14 +33,86 @@ YEAR_FIRST = r"\d{4}[./]\d{1,2}[./]\d{1,2}(\D.*)?|\d{4}-\d{1,2}-\d{1,2}(\D.*)?"
 MONTH_NAME = r"(\d{1,2}[-/. ]*)?[A-Za-zÀ-ž]{3,10}[-/., ]+(\d{1,2}(st|nd|rd|th)?[-/., ]+)?\d{2,4}(\D.*)?"
 A_MONTH = r"(?i).*(jan|feb|mar|mär|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz]).*"
 # A number of which only a bound is known.
-BOUND = r"([<>≤≥=~]{1,2}|&[lg]t;)\s*([+-]?\d+\.?\d*|\.\d+)|([+-]?\d+\.?\d*)\s*\+"
+BOUND = r"([<>≤≥=~]{1,2}|&[lg]t;)\s*([+-]?\d+\.?\d*|\.\d+|\d*,\d{1,2})|([+-]?\d+\.?\d*)\s*\+"
 PERCENT = r"[+-]?\d+([.,]\d+)?\s*%"
+# Whole numbers of up to three digits, and numbers of three digits behind a point: 950 beside 8.170.
+SHORT_WHOLE = re.compile(r"[+-]?\d{1,3}")
+THREE_DECIMALS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
+WITH_UNIT = r"[$€£¥]?\s*[+-]?\d+([.,]\d+)*\s*[^\d\s]{1,20}|[$€£¥]\s*[+-]?\d+([.,]\d+)*"
+TWO_NUMBERS = r"\d+([.,]\d+)?\s*[/x×-]\s*\d+([.,]\d+)?"
+# Texts that most often mean that a value is missing, in small letters.
+GAP_WORDS = {"na", "n/a", "#n/a", "n.a.", "nan", "null", "missing", "not available", "?", ".", "--", "'--"}
+# A hint names this many texts.
+FIRST_TEXTS = 8
 
 
 def name_setting(name: str, value: str) -> str:
     """How a user sets something that says how a file is written, for a message."""
     written = value.lower() if value in ("True", "False") else f'"{value}"'
     return f'set {name}={value}, or "{name}": {written} in the columns\' file'
+
+
+def name_list(name: str, texts: Iterable[str]) -> str:
+    """How a user sets a list of texts, for a message: quoted where the command line would read something else.
+
+    >>> name_list("absent", ["NA", "?"]), name_list("leave", ["note, free"]), name_list("absent", ["(5)"])
+    ('absent=[NA,?]', 'leave=["note, free"]', 'absent=["(5)"]')
+    """
+    first = [plain(text) for text in islice(texts, FIRST_TEXTS)]
+    bare = f"{name}=[{','.join(first)}]"
+    try:
+        is_read_back = parse_spec(f"table:{bare}")[1] == {name: first}
+    except ConfigError:
+        is_read_back = False
+    return bare if is_read_back else f"{name}={json.dumps(first, ensure_ascii=False)}"
+
+
+def list_gap_words(texts: Iterable[str]) -> list[str]:
+    """The texts that most often mean that a value is missing."""
+    return [text for text in texts if text.casefold() in GAP_WORDS]
+
+
+def are_gap_words(values: pd.Series) -> pd.Series:
+    """For each text, whether it most often means that a value is missing."""
+    return values.isin(list_gap_words(values.unique()))
+
+
+def explain_points(numbers: Sequence[str]) -> str:
+    """Says that the points of numbers may stand between thousands, as in 8.170 beside 950; else empty.
+
+    Numbers with three digits behind the point are no sign of it. Programs that write three digits always write them
+    behind whole numbers as well, and others leave out a 0 at the end.
+
+    Args:
+        numbers: texts that are numbers.
+    """
+    example = ""
+    have_whole = False
+    for number in numbers:
+        if "." not in number:
+            if not SHORT_WHOLE.fullmatch(number):
+                return ""
+            have_whole = True
+        elif not THREE_DECIMALS.fullmatch(number):
+            return ""
+        elif number.endswith("0"):
+            example = number
+    if not example or not have_whole:
+        return ""
+    both = f"{example.replace('.', '')} or {float(example):g}"
+    first = f"{name_setting('thousands', 'point')}, and {name_setting('decimal', 'comma')} for the first"
+    return f"holds {shown(example)}, which is ambiguous: it may be {both}; {first}, decimal=point for the second"
+
+
+def explain_units(values: pd.Series) -> str:
+    """Says what to do if most of many texts are numbers with something else; else empty."""
+    alike = _most(values, TWO_NUMBERS)
+    if alike is not None:
+        return f"if {shown(alike.iloc[0])} stands for two numbers, write them in two columns"
+    alike = _most(values, WITH_UNIT)
+    if alike is not None:
+        return f"if {shown(alike.iloc[0])} stands for a number, write it without the other characters"
+    return ""
 
 
 def explain_texts(values: pd.Series) -> str:
@@ -46,7 +125,7 @@ def explain_texts(values: pd.Series) -> str:
         What they are, with an example and the setting that reads them; empty if nothing is known of them.
     """
     sample = values.dropna().astype(str)
-    odd = sample[~sample.str.fullmatch(PLAIN)]
+    odd = sample[~sample.str.fullmatch(f"{PLAIN}|{GROUPED}") & ~are_gap_words(sample)]
     if not len(odd):
         return ""
     for explain in (_explain_commas, _explain_dates, _explain_bounds, _explain_percentages):
@@ -58,7 +137,7 @@ def explain_texts(values: pd.Series) -> str:
 
 def explain_codes(written: pd.Series) -> str:
     """Says that a column of numbers holds codes with leading zeros, and what to do."""
-    codes = written[written.str.fullmatch(r"[+-]?0\d.*", na=False)]
+    codes = written[written.str.fullmatch(r"[+-]?0[\deE].*", na=False)]
     where = f"row {int(codes.index[0]) + 1} holds {shown(codes.iloc[0])}, a code that would lose its leading zeros as a"
     way_out = "name the column in categories, let its kind be category in the columns' file, leave it out, or write"
     return f"{where} number; {way_out} numbers without leading zeros"
@@ -84,7 +163,8 @@ def _explain_commas(sample: pd.Series, odd: pd.Series) -> str:
     are_sure = alike.str.fullmatch(SURE_THOUSANDS).any() or sample.str.fullmatch(WITH_POINT).any()
     if not grouped.any() or not (grouped.all() or are_sure):
         example = shown(alike[~grouped].iloc[0])
-        return f"holds numbers with a decimal comma, such as {example}; {decimal}"
+        read = f", which reads {shown(alike[grouped].iloc[0])} as a decimal number" if grouped.any() else ""
+        return f"holds numbers with a decimal comma, such as {example}; {decimal}{read}"
     example = alike[grouped].iloc[0]
     if not grouped.all():
         other = shown(alike[~grouped].iloc[0])
@@ -116,22 +196,27 @@ def _explain_dates(sample: pd.Series, odd: pd.Series) -> str:
 
 def _explain_bounds(sample: pd.Series, odd: pd.Series) -> str:
     alike = _most(odd, BOUND)
-    if alike is None or len(alike) > len(sample) / 2:
+    if alike is None:
+        return ""
+    others = sample.drop(alike.index)
+    are_numbers = len(others) > 0 and others.str.fullmatch(PLAIN).all()
+    if len(alike) > len(sample) / 2 and not are_numbers:
         return ""
     example = str(alike.iloc[0])
     row = int(alike.index[0]) + 1
     reason = f"row {row} holds {example!r}, a bound and no number, as {len(alike)} of {len(sample)} values are"
-    way_out = f'set replace={{"{example}": {suggest_number(example)}}} to read it as a number, or absent=[{example}] to'
+    replaced = ", ".join(f'"{text}": {suggest_number(text)}' for text in islice(alike.unique(), FIRST_TEXTS))
+    way_out = f"set replace={{{replaced}}} to read it as a number, or {name_list('absent', alike.unique())} to"
     return f"{reason}; {way_out} take it for missing; both may stand in the columns' file"
 
 
 def suggest_number(bound: str) -> str:
     """A number in the place of a bound: next to it where it is whole and not meant itself.
 
-    >>> suggest_number("> 89"), suggest_number("<0.5"), suggest_number("90+")
+    >>> suggest_number("> 89"), suggest_number("<0,5"), suggest_number("90+")
     ('90', '0.5', '90')
     """
-    number = re.sub(r"[^\d.+-]|(?<=\d)\+", "", bound)
+    number = re.sub(r"[^\d.+-]|(?<=\d)\+", "", bound.replace(",", "."))
     if not re.fullmatch(r"[+-]?\d+", number):
         return number
     if bound.startswith(">") and not bound.startswith(">="):

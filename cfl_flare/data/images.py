@@ -35,6 +35,8 @@ from cfl_flare.data.splits import split_by_class
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 # What Pillow may take such files for, whatever their names say; its other formats run programs, or are videos.
 FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "PPM")
+# Folders that an operating system or a network drive adds.
+OF_SYSTEMS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information")
 SPLITS: tuple[str, ...] = ("train", "test")
 # An image with more pixels is not decoded.
 MOST_PIXELS = 2**26
@@ -198,7 +200,7 @@ class Folder(NamedSource):
 
 
 def _classes(folder: Path) -> list[str]:
-    names = [entry.name for entry in entries(folder, "data folder") if entry.is_dir()]
+    names = [entry.name for entry in entries(folder, "data folder") if entry.is_dir() and entry.name not in OF_SYSTEMS]
     if not names:
         raise DataError(f"{folder}: holds no folder; put each class's images into a folder of its own")
     return names

@@ -25,15 +25,17 @@ from cfl_flare.core.errors import DataError
 from cfl_flare.core.text import plain, shown
 from cfl_flare.data.columns import MOST_CATEGORIES, Column, Columns, in_order
 from cfl_flare.data.frames import is_unnamed
-from cfl_flare.data.hints import explain_texts
-from cfl_flare.data.spelling import group_alike
+from cfl_flare.data.hints import are_gap_words, explain_texts, explain_units, list_gap_words, name_list
+from cfl_flare.data.spelling import SPELLED_ALIKE, group_alike
 from cfl_flare.data.values import (
+    MEANINGS,
     are_percentages,
     days,
     find_boolean,
+    hint_at_gaps,
     numbers,
+    parse_amounts,
     parse_days,
-    parse_numbers,
     show_far_dates,
     texts,
 )
@@ -41,6 +43,8 @@ from cfl_flare.data.values import (
 if TYPE_CHECKING:
     import pandas as pd
 
+# A column has remarks on this many groups of spellings.
+MOST_GROUPS = 3
 # This many texts are categories in however short a table.
 FEW = 8
 # Whole numbers in this range may be dates that are written without marks.
@@ -85,7 +89,7 @@ def _infer_column(name: str, values: pd.Series, where: str, is_category: bool) -
             return Column(name)
     written = texts(values).dropna()
     if not len(written):
-        raise DataError(f"{where}: holds nothing; leave it out with leave=[{name}]")
+        raise DataError(f"{where}: holds nothing; leave it out with {name_list('leave', [name])}")
     categories = sorted(written.unique(), key=in_order)
     if not is_category:
         column = _infer_kind(name, written, categories, where)
@@ -93,7 +97,8 @@ def _infer_column(name: str, values: pd.Series, where: str, is_category: bool) -
             return column
     if len(categories) > MOST_CATEGORIES or len(categories) > max(FEW, len(written) / 2):
         reason = f"holds {len(categories)} different texts in {len(written)} rows, too many for categories"
-        raise DataError(f"{where}: {reason}; leave it out with leave=[{name}]")
+        hint = explain_units(written)
+        raise DataError(f"{where}: {reason}; leave it out with {name_list('leave', [name])}{hint and ', or, ' + hint}")
     return Column(name, "category", tuple(categories))
 
 
@@ -107,7 +112,7 @@ def _infer_kind(name: str, written: pd.Series, categories: list[str], where: str
         raise DataError(f"{where}: {hint}")
     if are_percentages(categories):
         return Column(name, unit=PERCENT)
-    if _are_most(written, categories, parse_numbers(categories)):
+    if _are_most(written, categories, parse_amounts(categories)):
         numbers(written, where)  # raises where a text is no number
         return Column(name)
     if _are_most(written, categories, parse_days(categories)):
@@ -125,20 +130,24 @@ def _are_most(written: pd.Series, different: list[str], parsed: np.ndarray) -> b
         parsed: of each of these, NaN if it is not of that kind.
     """
     of_kind = {text for text, value in zip(different, parsed) if not np.isnan(value)}
+    written = written[~are_gap_words(written)]
     if written.isin(of_kind).mean() > 0.5:
         return True
     return len(of_kind) > max(2, len(different) - len(of_kind))
 
 
 def _are_date_numbers(values: pd.Series) -> bool:
-    """Whether all numbers of a column are days such as 19961231, as DICOM has them."""
+    """Whether most numbers of a column are days such as 19961231, as DICOM has them: then all have to be."""
     if values.dtype.kind not in "iuf":
         return False
-    there = np.unique(values.to_numpy()[values.notna().to_numpy()])
+    there = values.to_numpy()[values.notna().to_numpy()]
     low, high = DATE_NUMBERS
-    if len(there) < 2 or there[0] < low or there[-1] > high or (there != np.floor(there)).any():
+    near = there[(there >= low) & (there <= high)]
+    different, counts = np.unique(near, return_counts=True)
+    if len(different) < 2 or len(near) <= len(there) / 2 or (different != np.floor(different)).any():
         return False
-    return not np.isnan(parse_days([str(int(value)) for value in there])).any()
+    are_days = ~np.isnan(parse_days([str(int(value)) for value in different]))
+    return bool(counts[are_days].sum() > len(there) / 2)
 
 
 def describe_oddities(frame: pd.DataFrame, columns: Columns, x: np.ndarray, names: Collection[str]) -> list[str]:
@@ -157,10 +166,11 @@ def describe_oddities(frame: pd.DataFrame, columns: Columns, x: np.ndarray, name
     for column, place in columns.places:
         if column.kind == "category":
             lines += describe_spellings(column.column, column.categories)
+            lines += _describe_words(column.column, texts(frame[column.column]).dropna())
         elif column.kind == "date":
             lines += show_far_dates(column.column, x[:, place.start])
         elif column.kind == "number" and _are_counted(frame[column.column]):
-            advice = f"if they number the rows, leave them out with leave=[{column.column}]"
+            advice = f"if they number the rows, leave them out with {name_list('leave', [column.column])}"
             lines.append(f"{column.column}: its numbers are unique and rising; {advice}")
     for name in names:
         lines += describe_spellings(name, texts(frame[name]).dropna().unique().tolist())
@@ -170,18 +180,39 @@ def describe_oddities(frame: pd.DataFrame, columns: Columns, x: np.ndarray, name
 def describe_spellings(name: str, different: Collection[str]) -> list[str]:
     """Lines on texts of a column that differ in their spelling only."""
     lines = []
-    for group in group_alike(different):
+    groups = group_alike(different)
+    for group in groups[:MOST_GROUPS]:
         listed = ", ".join(shown(text) for text in group)
         advice = "if they mean the same, write them in one way, or set replace"
-        lines.append(f"{name}: {listed} differ in case, spaces, hyphens or leading zeros only; {advice}")
+        lines.append(f"{name}: {listed} {SPELLED_ALIKE}; {advice}")
+    if len(groups) > MOST_GROUPS:
+        lines.append(f"{name}: {len(groups)} such groups of texts in all; look at the column")
     return lines
+
+
+def _describe_words(name: str, written: pd.Series) -> list[str]:
+    """Lines on categories that may mean that a value is missing, or keep a column from being a boolean."""
+    gaps = list_gap_words(written.unique())
+    if gaps:
+        listed = ", ".join(map(shown, gaps))
+        return [f"{name}: {listed} may mean that a value is missing; if so, set {name_list('absent', gaps)}"]
+    others = written[~written.str.casefold().isin(MEANINGS)]
+    words = written.drop(others.index)
+    if not len(others) or len(others) > len(words) or find_boolean(words.unique().tolist()) is None:
+        return []
+    listed = ", ".join(map(shown, others.unique()[:MOST_GROUPS]))
+    reason = f"would be a boolean without {len(others)} of {len(written)} rows ({listed})"
+    return [f"{name}: {reason}; correct them{hint_at_gaps(others.unique())}"]
 
 
 def _are_counted(values: pd.Series) -> bool:
     """Whether whole numbers rise from row to row, or are one after another in any order."""
-    if values.dtype.kind not in "iu" or len(values) < FEWEST_COUNTED:
+    values = values.dropna()
+    if values.dtype.kind not in "iuf" or len(values) < FEWEST_COUNTED:
         return False
     amounts = values.to_numpy()
+    if (amounts != np.floor(amounts)).any():
+        return False
     if (amounts[1:] > amounts[:-1]).all():
         return True
     return len(np.unique(amounts)) == len(amounts) and int(amounts.max()) - int(amounts.min()) + 1 == len(amounts)

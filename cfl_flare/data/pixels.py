@@ -61,14 +61,14 @@ def scale_to(images: np.ndarray, range: Sequence[float], where: str) -> np.ndarr
         DataError: the images are no numbers, or lie in a small part of the range, so that it is not theirs.
     """
     low, high = map(float, range)
-    if images.dtype.kind not in "iuf":
+    if images.dtype.kind not in "biuf":
         raise DataError(f"{where}: images have dtype {images.dtype}; expected numbers")
     if not images.size:
         return images.astype(np.float32)
     smallest, largest = float(images.min()), float(images.max())
     if not np.isfinite([smallest, largest]).all():
         raise DataError(f"{where}: an image holds NaN or infinity; fix it or leave it out")
-    if images.dtype == np.uint8 and (low, high) != (0.0, 255.0):
+    if images.dtype == np.uint8 and not 0 <= low < high <= 255:
         reason = f"images are bytes, and range is [{low:g}, {high:g}]"
         raise DataError(f"{where}: {reason}; bytes are from 0 to 255: give the numbers that they were made of")
     covered = min(largest, high) - max(smallest, low)
@@ -109,5 +109,5 @@ def describe_range(smallest: float, largest: float) -> str:
     if smallest < -ROUNDING or largest > 1 + ROUNDING:
         return f"{found}; bring them to uint8, or floats in [0, 1], or name their range"
     if smallest >= 0 and 0 < largest < LEAST_PART:
-        return f"{found}; look whether they were divided twice"
+        return f"{found}; look whether they were divided twice, or name their range"
     return ""

@@ -76,11 +76,6 @@ class Reading:
     split: str | None = setting(
         None, help="the column that says train or test of each row, in place of a random share; it is not a feature"
     )
-    period: str | None = setting(
-        None,
-        help="the column with the period of data in which each row comes, whole numbers from 0, the same at all sites; "
-        "it is not a feature",
-    )
     zero_times: str | None = setting(
         None,
         help="rows whose time to the event is 0 or less: refuse (default), leave out, or shift those of 0 to half of "

@@ -110,6 +110,9 @@ class Samples:
                 raise DataError(f"{where}: {reason}; give one {what} per sample")
             if names is not None and names.dtype.kind not in "iuU":
                 raise DataError(f"{where}: {what}s have dtype {names.dtype}; use whole numbers or text")
+            if names is not None and names.dtype.kind == "U" and (names == "").any():
+                row = int(np.flatnonzero(names == "")[0])
+                raise DataError(f"{where}: sample {row} has no {what}; name it, or leave the sample out")
         return self
 
 
@@ -137,7 +140,7 @@ def check_values(x: np.ndarray, where: str) -> np.ndarray:
     largest = np.maximum(rows.max(axis=1), -rows.min(axis=1))
     if len(bad := np.flatnonzero(~np.isfinite(largest))):
         raise DataError(f"{where}: sample {bad[0]} holds NaN or infinity; fix it or leave it out")
-    if largest.max() > LARGEST:
+    if float(largest.max()) > LARGEST:
         place = largest.argmax()
         raise DataError(f"{where}: sample {place} reaches {largest.max():.3g}; scale the samples to about 0 to 1")
     return x

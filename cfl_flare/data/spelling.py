@@ -14,6 +14,8 @@ NEAR = 0.8
 # In texts that are shorter than this, one other letter is another word.
 SHORTEST = 5
 LEADING_ZEROS = re.compile(r"^0+(?=\d)")
+# How two texts differ that `fold_text` makes one.
+SPELLED_ALIKE = "differ in case, spaces, hyphens or leading zeros only"
 # What may stand between two words. At an end it is a sign: A- is no A, and -1 no 1.
 BETWEEN_WORDS = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
 

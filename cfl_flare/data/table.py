@@ -18,7 +18,7 @@ from cfl_flare.core.errors import CFLError, ColumnsError, DataError
 from cfl_flare.core.settings import setting
 from cfl_flare.core.text import shown
 from cfl_flare.data import features
-from cfl_flare.data.classes import CLASS_NAMES, CLASSES_HELP, as_names
+from cfl_flare.data.classes import CLASS_NAMES, CLASSES_HELP, as_names, name_codes
 from cfl_flare.data.columns import Columns, as_texts
 from cfl_flare.data.files import find
 from cfl_flare.data.frames import is_unnamed, read_frame
@@ -28,6 +28,7 @@ from cfl_flare.data.numbering import name_labels, number_codes
 from cfl_flare.data.preparation import Preparation, Scaling, is_agreed_only
 from cfl_flare.data.reading import Reading
 from cfl_flare.data.samples import NamedSource, Samples
+from cfl_flare.data.spelling import find_near
 from cfl_flare.data.splits import split_as_named, split_by_class, split_by_time
 
 if TYPE_CHECKING:
@@ -212,7 +213,9 @@ class Table(Reading, NamedSource):
             if name not in frame:
                 there = f"it has {features.names_of(frame)}; set {way_out}"
                 variable = " together with CFL_DATA" if "CFL" in way_out else ""
-                raise ColumnsError(f"{path}: no column {shown(name)}; {there}{variable}")
+                near = find_near(name, list(map(str, frame)))
+                hint = "" if near is None else f"; did you mean {shown(near)}?"
+                raise ColumnsError(f"{path}: no column {shown(name)}; {there}{variable}{hint}")
         known = [self._label(), *self._others()]
         if agreed is not None:
             features.check_columns(frame, agreed, str(path), [*known, *leave])
@@ -313,7 +316,16 @@ class Table(Reading, NamedSource):
         if not labels.rows.all():
             lines.append(f"left out: {int((~labels.rows).sum())} of {len(frame)} rows, which have no label{why}")
         lines += features.describe_unknown(labelled, columns)
+        lines += self._describe_numbers(labels.y)
         return [*lines, f"class 1, the positive one: {self.positive}"] if self._is_numbered_for_all else lines
+
+    def _describe_numbers(self, y: np.ndarray) -> list[str]:
+        """A line that says so if the labels are numbers to predict."""
+        coded = y.ndim == 1 and name_codes(y) is not None
+        if coded or form_of(y, self.path) != "number":
+            return []
+        span = f"numbers to predict, from {y.min():g} to {y.max():g}"
+        return [f"{self._label()}: {span}; if they are codes of classes, name all by classes"]
 
     @property
     def _is_numbered_for_all(self) -> bool:

@@ -154,7 +154,7 @@ def _read_parquet(path: Path, content: bytes) -> pd.DataFrame:
     size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
     _check_declared(path, size, len(content))
     # The metadata of pandas would make an index of columns. Row numbers are then a column without a name.
-    return file.read().to_pandas(ignore_metadata=True)
+    return file.read().to_pandas(ignore_metadata=True, integer_object_nulls=True)
 
 
 def _read_feather(path: Path, content: bytes) -> pd.DataFrame:
@@ -165,7 +165,7 @@ def _read_feather(path: Path, content: bytes) -> pd.DataFrame:
         for i in range(file.num_record_batches):
             batches.append(file.get_batch(i))
             _check_declared(path, sum(batch.nbytes for batch in batches), len(content))
-        return arrow.Table.from_batches(batches, file.schema).to_pandas(ignore_metadata=True)
+        return arrow.Table.from_batches(batches, file.schema).to_pandas(ignore_metadata=True, integer_object_nulls=True)
 
 
 def _check_declared(path: Path, size: int, packed: int) -> None:

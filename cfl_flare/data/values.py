@@ -9,6 +9,7 @@ may be 8170 or 8.17. In these functions ``where`` names the file, or the file an
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -16,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cfl_flare.core.errors import DataError
-from cfl_flare.core.text import plain
-from cfl_flare.data.hints import explain_codes, explain_texts
+from cfl_flare.data.hints import explain_codes, explain_texts, name_list
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,12 +27,16 @@ NOT_PLAIN = re.compile(r"[^0-9eE.+\n-]")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 # Thousands with spaces of any width, or with apostrophes: no other number is written so.
 GROUPED = re.compile(r"[+-]?(?:0|[1-9]\d{0,2})(?:(['\u2019 \u00a0\u202f\u2009])\d{3})(?:\1\d{3})*(\.\d+)?")
-LEADING_ZERO = re.compile(r"(?:^|\n)[+-]?0\d")
+LEADING_ZERO = re.compile(r"(?:^|\n)[+-]?0(?:\d|[eE]\d)")
 INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 # The words of a boolean, in small letters.
 FALSE_WORDS = ("n", "no", "false", "f")
 TRUE_WORDS = ("y", "yes", "true", "t")
 PAIRS = tuple(zip(FALSE_WORDS, TRUE_WORDS))
+# In the company of such words, 0 and 1 mean the same.
+MEANINGS = dict.fromkeys((*FALSE_WORDS, "0"), 0.0) | dict.fromkeys((*TRUE_WORDS, "1"), 1.0)
+# A letter alone may be something else, such as F for a woman.
+FULL_WORDS = {"no", "false", "yes", "true"}
 # Dates of ISO 8601: a year, a month, a day, perhaps with a time and its distance from UTC.
 DATE = r"(\d{4})(?:-(\d\d)(?:-(\d\d))?|(\d\d)(\d\d))?"
 TIME = r"(\d\d):?(\d\d)(?::?(\d\d)(?:[.,](\d+))?)?"
@@ -79,7 +83,7 @@ def parse_numbers(written: Sequence[str]) -> np.ndarray:
 
 
 def _parse_number(text: str) -> float:
-    number = text.replace("\u2212", "-")
+    number = text.replace("\u2212", "-").replace("\u066b", ".")  # a minus, and the decimal mark of Arabic digits
     if GROUPED.fullmatch(number):
         number = re.sub(r"[^\d.+-]", "", number)
     if NUMBER.fullmatch(number) or INFINITE.fullmatch(number):
@@ -131,13 +135,13 @@ def _numbers_of_texts(values: pd.Series, where: str) -> np.ndarray:
     places = np.flatnonzero(written.notna())
     there = written.iloc[places].tolist()
     amounts = np.full(len(written), np.nan)
-    amounts[places] = parse_numbers(_without_percent(there) if are_percentages(there) else there)
+    amounts[places] = parse_amounts(there)
     wrong = places[np.isnan(amounts[places])]
     if len(wrong):
-        row = _row(values, wrong[0])
-        text = written.iloc[wrong[0]]
-        reason = f"row {row} holds {text!r} among numbers; fix it, leave the row out, set absent=[{plain(text)}] if it"
-        reason += " means that a value is missing, or replace with its number; a column of codes belongs in categories"
+        others = written.iloc[wrong]
+        reason = f"row {_row(values, wrong[0])} holds {others.iloc[0]!r} among numbers; fix it, leave the row out, set"
+        reason += f" {name_list('absent', others.unique())} if it means that a value is missing, or replace with its"
+        reason += " number; a column of codes belongs in categories"
         raise DataError(f"{where}: {explain_texts(written) or reason}")
     if has_codes(there):
         raise DataError(f"{where}: {explain_codes(written)}")
@@ -147,6 +151,28 @@ def _numbers_of_texts(values: pd.Series, where: str) -> np.ndarray:
 def _row(values: pd.Series, place: int) -> int:
     """The number of a row in its file, from 1."""
     return int(values.index[place]) + 1
+
+
+def hint_at_gaps(odd: Sequence[str]) -> str:
+    """A hint for texts that may mean that a value is missing; empty if they are numbers, which other columns have."""
+    words = [text for text in odd if np.isnan(parse_numbers([text])[0])]
+    return f", or set {name_list('absent', words)} if it means that a value is missing" if words else ""
+
+
+def parse_amounts(written: Sequence[str]) -> np.ndarray:
+    """Reads texts that are numbers, or percentages if most are.
+
+    Args:
+        written: texts without spaces at their ends, none of them empty.
+
+    Returns:
+        ``(n,)`` float64, NaN for each text that is no number, or is no percentage among percentages.
+    """
+    have_sign = np.array([text.endswith("%") for text in written], bool)
+    if have_sign.sum() <= len(written) / 2:
+        return parse_numbers(written)
+    amounts = parse_numbers(_without_percent(written))
+    return np.where(have_sign, amounts, np.nan)
 
 
 def has_percentages(values: pd.Series) -> bool:
@@ -163,28 +189,51 @@ def find_boolean(words: Sequence[str]) -> tuple[str, str] | None:
         words: the different texts.
 
     Returns:
-        What stands for no and for yes, as the file writes it. If it writes a word in several ways, the word is in small
-        letters. None if the texts are no boolean: both words must occur, as F alone may be a woman.
+        What stands for no and for yes, as the file writes it. If it writes a word in several ways, such as Yes, YES and
+        Y, the word is in small letters. None if the texts are no boolean: both meanings must occur, as F alone may be a
+        woman.
 
-    >>> find_boolean(["No", "Yes"]), find_boolean(["Yes", "no", "YES"]), find_boolean(["F"])
-    (('No', 'Yes'), ('no', 'yes'), None)
+    >>> find_boolean(["No", "Yes"]), find_boolean(["Yes", "no", "Y"]), find_boolean(["F"]), find_boolean(["0", "1"])
+    (('No', 'Yes'), ('no', 'yes'), None, None)
     """
-    spellings: dict[str, list[str]] = {}
-    for word in words:
-        spellings.setdefault(word.casefold(), []).append(word)
-    for pair in PAIRS:
-        if {*spellings} != {*pair}:
-            continue
-        if len(words) > 2:
-            return pair
-        no, yes = (spellings[word][0] for word in pair)
-        return no, yes
-    return None
+    written = {_fold_word(word): word for word in words}
+    if not written.keys() <= MEANINGS.keys() or len({MEANINGS[word] for word in written}) < 2:
+        return None
+    pairs = [pair for pair in reversed(PAIRS) if {*pair} <= written.keys()]
+    if not pairs and not written.keys() & FULL_WORDS:
+        return None
+    if len(pairs) == 1 and len(words) == 2:
+        return written[pairs[0][0]], written[pairs[0][1]]
+    full = [pair for pair in pairs if len(pair[0]) > 1]
+    return (full or pairs or [("no", "yes")])[0]
+
+
+def _fold_word(word: str) -> str:
+    return unicodedata.normalize("NFKC", word).casefold()
+
+
+def unify_booleans(words: Sequence[str], pair: Sequence[str] | None) -> list[str]:
+    """Writes the words of a boolean in one way.
+
+    Args:
+        words: texts of any kind.
+        pair: the texts for no and for yes; other texts, or None, change nothing.
+
+    Returns:
+        The texts, with those of the pair in place of each word for no or yes.
+
+    >>> unify_booleans(["YES", "n"], ("no", "yes")), unify_booleans(["YES", "n"], ("dead", "alive"))
+    (['yes', 'no'], ['YES', 'n'])
+    """
+    if pair is None or not mean_the_same(pair):
+        return list(words)
+    meanings = [MEANINGS.get(_fold_word(word)) for word in words]
+    return [word if meaning is None else pair[int(meaning)] for word, meaning in zip(words, meanings)]
 
 
 def mean_the_same(pair: Sequence[str]) -> bool:
     """Tells whether two categories are words for no and yes, in this order."""
-    return len(pair) == 2 and pair[0].casefold() in FALSE_WORDS and pair[1].casefold() in TRUE_WORDS
+    return len(pair) == 2 and _fold_word(pair[0]) in FALSE_WORDS and _fold_word(pair[1]) in TRUE_WORDS
 
 
 def number_booleans(written: pd.Series, pair: Sequence[str]) -> pd.Series:
@@ -197,12 +246,12 @@ def number_booleans(written: pd.Series, pair: Sequence[str]) -> pd.Series:
     Returns:
         0.0 or 1.0; NaN for each text that is neither, or missing.
     """
-    known = {pair[0].casefold(): 0.0, pair[1].casefold(): 1.0}
+    known = {_fold_word(pair[0]): 0.0, _fold_word(pair[1]): 1.0}
     if len(known) < 2:  # two texts that differ in their case only, by a study's wish
         return written.map({pair[0]: 0.0, pair[1]: 1.0}).astype(float)
     if mean_the_same(pair):
-        known |= dict.fromkeys(FALSE_WORDS, 0.0) | dict.fromkeys(TRUE_WORDS, 1.0)
-    return written.map(lambda text: known.get(text.casefold(), np.nan), na_action="ignore").astype(float)
+        known |= MEANINGS
+    return written.map(lambda text: known.get(_fold_word(text), np.nan), na_action="ignore").astype(float)
 
 
 def simplify_labels(labels: pd.Series) -> pd.Series:
@@ -304,8 +353,9 @@ def days(values: pd.Series, where: str) -> np.ndarray:
     since[places] = parse_days(written.iloc[places].tolist())
     wrong = places[np.isnan(since[places])]
     if len(wrong):
-        reason = f"row {_row(values, wrong[0])} holds {written.iloc[wrong[0]]!r}, no date; write it like 1996-12-31, or"
-        reason += " name it in absent if it means that a value is missing"
+        others = written.iloc[wrong]
+        reason = f"row {_row(values, wrong[0])} holds {others.iloc[0]!r}, no date; write it like 1996-12-31"
+        reason += hint_at_gaps(others.unique())
         raise DataError(f"{where}: {explain_texts(written.iloc[wrong]) or reason}")
     return since
 
