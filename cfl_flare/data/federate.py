@@ -246,7 +246,8 @@ class DataConfig:
         preparation, clipped = source.preparation(train, federation), None
         if preparation is None and source.prepares:  # a site's own images, of which `_read` did not know
             _check_pixels(source, name, train, test)
-        if preparation is not None and not preparation.is_scaled:
+        # At a real site, where a job names the absent values, refusals would tell it the largest of the others.
+        if preparation is not None and not preparation.is_scaled and federation is not None:
             for samples in (train, test):
                 check_range(samples.x, name, "set scaling to auto, or bring the table's numbers to about 0 to 1")
         if preparation is not None and preparation.clip is not None:

@@ -135,13 +135,14 @@ def compare_classes(
         (agreed, times), *_ = Counter(stated.values()).most_common()
         if times <= len(stated) / 2:
             raise ConfigError(f"{_describe_disagreement(stated)}: {WAY_OUT}")
-    reasons = {site: _describe_difference(names, agreed) for site, names in stated.items() if names != agreed}
+    reasons = {site: describe_difference(names, agreed) for site, names in stated.items() if names != agreed}
     if is_start and len(reasons) == len(stated):
         raise ConfigError(f"{_describe_disagreement(stated)}: none numbers them {_show(agreed)} as this run: {WAY_OUT}")
     return agreed, reasons
 
 
-def _describe_difference(names: tuple[str, ...], agreed: tuple[str, ...]) -> str:
+def describe_difference(names: tuple[str, ...], agreed: tuple[str, ...]) -> str:
+    """Why a site or its script is left out that numbers its classes differently from the run."""
     difference = f"it numbers its classes {_show(names)}, and the run {_show(agreed)}"
     return f"{difference}; correct the names there, or {WAY_OUT}"
 

@@ -87,7 +87,11 @@ def decode_classes(message: FLModel, site: str) -> tuple[str, ...]:
     Raises:
         PayloadError: there are too many names, or one is too long, has control characters, or comes twice.
     """
-    names = _content(message).get(CLASSES, [])
+    return check_class_names(_content(message).get(CLASSES, []), site)
+
+
+def check_class_names(names: Any, site: str) -> tuple[str, ...]:
+    """The names of classes that a site or its script states; a PayloadError if they are no names."""
     if not isinstance(names, list) or len(names) > MOST_NAMES:
         many = f"{len(names):,} names" if isinstance(names, list) else shown(names)
         raise malformed(f"{site}: classes should be a list of at most {MOST_NAMES} names, not {many}")

@@ -102,9 +102,11 @@ def test_a_source_of_the_user_scales_by_itself():
         DataConfig(2, "iid").host(Raw(), "s", 0, 1)
 
 
-def test_a_table_that_nobody_scales_is_no_refusal(tmp_path):
-    """A job names the absent values, so that refusals would tell it the largest of the others."""
+def test_unscaled_tables_are_refused_in_simulations_only(tmp_path):
+    """A job names the absent values, so that refusals at a site would tell it the largest of the others."""
     path = tmp_path / "ward.csv"
     path.write_text("x,label\n" + "".join(f"{20 + i},{i % 2}\n" for i in range(40)))
-    people = DataConfig(2, "iid").host(Table(str(path), scaling="none"), "s", 0, 1)
-    assert {float(person.train.x.max()) > 10 for person in people} == {True}
+    (person,) = DataConfig().host(Table(str(path), scaling="none"), "s", 0, 1)
+    assert float(person.train.x.max()) > 10
+    with pytest.raises(DataError, match=r"p0: samples go from 2. to 5.: expected 0 to 1; set scaling to auto"):
+        DataConfig(2, "iid").host(Table(str(path), scaling="none"), "s", 0, 1)

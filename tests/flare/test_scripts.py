@@ -139,6 +139,36 @@ def test_steps_are_weights_whole_or_not(unit):
     assert census_of(play.server.participants.values(), Floor(1, 1)).clusters == 3
 
 
+def stating(names: Mapping[str, list[str]]) -> Script:
+    """A script that states names of classes at some sites."""
+
+    def script(site: str, task: str, model: FLModel) -> FLModel:
+        answer = obedient(site, task, model)
+        answer.meta = {**(answer.meta or {}), **({"classes": names[site]} if site in names else {})}
+        return answer
+
+    return script
+
+
+@pytest.mark.parametrize("other", [{}, {"c": ["b", "a"]}, {"c": ["a\n"]}])
+def test_a_script_that_numbers_classes_differently_is_left_out(other):
+    play = Play(FedAvg(), stating({"a": ["a", "b"], "b": ["a", "b"], **other}))
+    play.round()
+    play.round()
+    if not other:  # who states nothing is not compared
+        assert play.bank("global") == pytest.approx([8 / 3, 8 / 3])
+        return
+    assert play.bank("global") == [4, 0]
+    assert play.server.progress.rejected.keys() <= {"classes", "malformed"}
+    assert play.server.progress.rejected.total() == 2
+
+
+def test_two_scripts_that_disagree_end_the_job():
+    play = Play(FedAvg(), stating({"a": ["a", "b"], "c": ["b", "a"]}))
+    with pytest.raises(ConfigError, match=r"differently: \[a, b\] at a; \[b, a\] at c"):
+        play.round()
+
+
 def test_what_a_script_leaves_out_is_said_once_and_has_a_meaning():
     def script(site: str, task: str, model: FLModel) -> FLModel:
         weight = np.array(GOALS[site], np.float16).reshape(2, 1)

@@ -9,6 +9,8 @@ with metrics of the model that it was sent, and with its number of steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -26,6 +28,7 @@ from cfl_flare.engine.observers import CrossSite
 from cfl_flare.engine.plan import AssignSettings
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.site import Result, Task
+from cfl_flare.flare.class_names import compare_classes
 from cfl_flare.flare.client_api.results import ScriptResults, metric_of, not_measured, usable
 from cfl_flare.flare.client_api.rules import HOW_TO_EVALUATE
 from cfl_flare.methods import Update, describe_method
@@ -150,8 +153,11 @@ class Scripts:
         for task, train in ((EVALUATE, False), (TRAIN, True)):
             receivers = {n: slot for n, slot in self._sent.items() if tasks[n].train == train}
             models = {n: self._model(slot, tasks[n] if train else None) for n, slot in receivers.items()}
-            if models and not self._send(task, models, lambda result: self._accept(result, tasks)):
+            held: list[FLModel] = []
+            take = partial(self._hold, held) if train and server.state.round == 0 else partial(self._accept, tasks)
+            if models and not self._send(task, models, take):
                 return False
+            self._accept_alike(held, tasks)
         if server.state.round == 0:
             self._results.check(sum(task.train for task in tasks.values()))
         return self._loops_checked or not several or self._check_loops(tasks)
@@ -306,7 +312,28 @@ class Scripts:
         models = {slot: self._sendable(model.arrays()) for slot, model in others.items()}
         return {PENALTY_META: {**content, "models": models, "method": describe_method(server.method)}}
 
-    def _accept(self, result: FLModel, tasks: Mapping[str, Task]) -> bool:
+    @staticmethod
+    def _hold(held: list[FLModel], result: FLModel) -> bool:
+        """Keeps a result of the first round until all scripts have stated the names of their classes."""
+        held.append(result)
+        return True
+
+    def _accept_alike(self, held: Sequence[FLModel], tasks: Mapping[str, Task]) -> None:
+        """Accepts the first round's results of the scripts that number their classes as most do.
+
+        Raises:
+            ConfigError: no names are those of most scripts that state some.
+        """
+        stated: dict[str, tuple[str, ...]] = {}
+        for result in held:
+            with suppress(PayloadError):  # which `_accept` tells
+                names = self._results.classes(result)
+                stated |= {result.meta["client_name"]: names} if names else {}
+        self._results.agreed, _ = compare_classes(stated, self._results.agreed)
+        for result in held:
+            self._accept(tasks, result)
+
+    def _accept(self, tasks: Mapping[str, Task], result: FLModel) -> bool:
         """Turns a script's result into an update; what does not fit is left out, with its reason."""
         name, server = result.meta["client_name"], self._server
         chose = bool(tasks[name].choices)

@@ -21,8 +21,9 @@ from cfl_flare.core.params import Params
 from cfl_flare.core.text import plain, shown
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.task import MAX_METRICS, MAX_SAMPLES, MIN_WEIGHT, is_metric_name, is_number
+from cfl_flare.flare.class_names import describe_difference
 from cfl_flare.flare.client_api.cfl_launcher import FAILED, NOT_MEASURED
-from cfl_flare.flare.schema import NUMBERS
+from cfl_flare.flare.schema import CLASSES, NUMBERS, check_class_names
 from cfl_flare.methods import Update
 from cfl_flare.methods.slots import cluster_slot
 
@@ -42,13 +43,28 @@ UNFIT = ("names", "no_update", "kind", "shape", "filtered")
 
 
 class ScriptResults:
-    """Reads what scripts send; ``remark`` is called with each remark on that, such as a missing number of steps."""
+    """Reads what scripts send; ``remark`` is called with each remark on that, such as a missing number of steps.
+
+    Attributes:
+        agreed: the names of the classes in the order of their numbers; None until a script states some.
+    """
 
     def __init__(self, server: Server, remark: Callable[[str], None]):
         self._server, self._remark = server, remark
         self._first: dict[str, float] = {}
         self._unfit: dict[str, str] = {}
         self._odd: set[tuple[str, str]] = set()
+        self.agreed: tuple[str, ...] | None = None
+
+    def classes(self, result: FLModel) -> tuple[str, ...]:
+        """The names of classes that a script states, in the order of their numbers; none if it states none."""
+        return check_class_names((result.meta or {}).get(CLASSES, []), result.meta["client_name"])
+
+    def _check_classes(self, result: FLModel) -> None:
+        """Raises a PayloadError if a script numbers its classes differently from most."""
+        names = self.classes(result)
+        if names and self.agreed is not None and names != self.agreed:
+            raise PayloadError("classes", describe_difference(names, self.agreed))
 
     def refused(self, name: str, error: PayloadError) -> None:
         """Notes that a participant's result cannot be used."""
@@ -71,6 +87,7 @@ class ScriptResults:
         server, name = self._server, result.meta["client_name"]
         if not isinstance(result.params, dict) or not result.params:
             raise PayloadError("no_update", "it sends no model: flare.send() an FLModel with params=model.state_dict()")
+        self._check_classes(result)
         samples = self._steps(name, result.meta.get(STEPS))
         diff = self._diff(name, result, server.state.bank[slot])
         cluster = next((k for k in range(server.method.clusters) if chosen and slot == cluster_slot(k)), None)
