@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -51,8 +50,8 @@ def simplify_column(values: pd.Series, where: str) -> pd.Series | np.ndarray | l
         what = "durations" if kind == "m" else "complex numbers"
         raise DataError(f"{where}: holds {what}; write them as numbers, or leave the column out of the file")
     cells = values.astype(object).tolist()
-    with suppress(AttributeError):
-        return [cell.strip() for cell in cells]  # of a text file, where all are texts
+    if all(isinstance(cell, str) for cell in cells):  # as of a text file
+        return [cell.strip() for cell in cells]
     missing = values.isna().to_numpy()
     return ["" if gap else write_cell(value, row, where) for row, (value, gap) in enumerate(zip(cells, missing), 1)]
 

@@ -105,7 +105,7 @@ def _infer_column(name: str, values: pd.Series, where: str, is_category: bool) -
 def _infer_kind(name: str, written: pd.Series, categories: list[str], where: str) -> Column | None:
     """The column if its texts are a boolean, numbers or dates; None for other texts."""
     pair = find_boolean(categories)
-    if pair is not None:
+    if pair is not None and written.isin(["0", "1"]).mean() <= 0.5:
         return Column(name, "boolean", pair)
     hint = explain_texts(written)
     if hint:

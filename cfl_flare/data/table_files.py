@@ -190,8 +190,9 @@ def _read_stata(path: Path, content: bytes) -> pd.DataFrame:
 def _read_sas(path: Path, content: bytes) -> pd.DataFrame:
     import pandas as pd
 
-    of_transport = content.startswith(b"HEADER RECORD")
-    return pd.read_sas(BytesIO(content), format="xport" if of_transport else "sas7bdat", encoding="infer")
+    if content.startswith(b"HEADER RECORD"):
+        return pd.read_sas(BytesIO(content), format="xport")  # its texts are bytes, as it names no encoding
+    return pd.read_sas(BytesIO(content), format="sas7bdat", encoding="infer")
 
 
 def _read_spss(path: Path, content: bytes) -> pd.DataFrame:
@@ -292,6 +293,8 @@ REFUSED_TYPES = {
     ".html": "a web page",
     ".xlsb": "a binary Excel workbook",
     ".numbers": "a Numbers document",
+    ".por": "an SPSS portable file",
+    ".dbf": "a dBase file",
     ".pdf": "a PDF document",
     ".doc": "a Word document",
     ".docx": "a Word document",
@@ -327,7 +330,11 @@ def type_of(path: Path, file: BinaryIO) -> FileType | None:
     refused = REFUSED_TYPES.get(path.suffix.lower())
     if refused is not None:
         raise DataError(f"{path}: is {refused}, which is not read as a table; {AS_CSV}")
-    return type_by_name(path.name)
+    named = type_by_name(path.name)
+    if named in (WORKBOOK, OLD_WORKBOOK) and start and start.isascii() and not start.startswith(b"PK\x03\x04"):
+        reason = f"has the ending of {named.name}, and is text by its content"
+        raise DataError(f"{path}: {reason}; give a text file the ending .csv or .txt, or save it as .xlsx")
+    return named
 
 
 def is_table_name(name: str) -> bool:

@@ -281,7 +281,7 @@ def number_events(values: pd.Series) -> pd.Series:
         1.0 where the event happened, 0.0 where not; NaN for each other value.
     """
     written = texts(values)
-    by_word = number_booleans(written, ("no", "yes"))
+    by_word = number_booleans(written, ("no", "yes")).where(~written.isin(["0", "1"]))
     if by_word.notna().mean() > 0.5:
         return by_word
     return written.map({"0": 0.0, "1": 1.0}).astype(float)

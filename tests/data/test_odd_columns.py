@@ -176,6 +176,7 @@ def test_numbers_with_marks(tmp_path, written, settings, expected):
         (["1", "2", "3", "nan", "NA", "null"], {}, "set absent=[nan,NA,null] if it means that a value is missing"),
         (["1", "2", "(5)"], {}, 'set absent=["(5)"] if'),
         (["30%", "45 %", "n/a"], {}, "holds 'n/a' among numbers"),
+        (["0", "1", "yes"], {}, "holds 'yes' among numbers"),
         (["> 89", "> 89", "70"], {}, 'set replace={"> 89": 90}'),
         (
             ["<0,5", "1,2", "3,4"],

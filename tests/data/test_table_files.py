@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types of files with a table in them: what is read, what is refused by its name, and columns without a name."""
 
+import base64
 import bz2
 import gzip
 import io
 import lzma
 import zipfile
+import zlib
 from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
@@ -109,9 +111,26 @@ def test_value_labels_of_stata_are_categories(tmp_path: Path) -> None:
     assert read.sex.tolist()[:2] == ["F", "M"] and read.seen.dtype.kind == "M"
 
 
+# Eight rows of ward, n and label, as SAS writes a transport file; compressed, and base 85.
+TRANSPORT = (
+    "c-r%Db#!qJQV4Q&_78H=f&d>+ry$3mNCgjMIYkICzzY-<f*peuKmdsb8mFLOre|OV;wKfSnCKZP-~>h%e*R%bW>$uVR)z*Z5}mI="
+    "A@IQBUtd>WC!iQ{{xvj%vrG)Io97bj925`|L{a#;IEFX|yM}=HAm*SBKR-ub*I+{aHOB5=1||ju237{f^2DMPa@@lJ1?YUT03#4{"
+    "Ffiqj88$F8(A>gGfm@h!5|dJMsOJ`5a-2f#^y2Rnj44NC{>aNOD#>t^Ky_eoeko8;1Hy3>fY1<?7T8pJU{gt5GZm-=0BNMm=>"
+)
+
+
+def test_texts_of_a_transport_file_are_text(tmp_path: Path) -> None:
+    (tmp_path / "ward.xpt").write_bytes(zlib.decompress(base64.b85decode(TRANSPORT)))
+    read = read_frame(tmp_path / "ward.xpt")
+    assert read.ward.tolist() == ["north", "south"] * 4
+    assert read.n.tolist() == [1.5, 2.5, 3.5, 4.5] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
+        ("ward.xls", b"<html><table>", "has the ending of an old Excel workbook, and is text by its content; give"),
+        ("ward.por", b"ASCII SPSS PORT FILE", "is an SPSS portable file, which is not read as a table"),
         ("ward.rds", b"RDX", "is an R file, which is not read as a table; write it as a CSV file"),
         ("ward.pkl", b"\x80\x04", "is a Python pickle, which may run any code"),
         ("ward.mat", b"MATLAB", "is a MATLAB file"),
@@ -161,7 +180,7 @@ def test_files_that_are_refused(tmp_path: Path, name: str, content: bytes, says:
     ],
 )
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: Any, name: str, says: str) -> None:
-    (tmp_path / name).write_bytes(b"anything")
+    (tmp_path / name).write_bytes(b"\xffanything")
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
     assert says in refusal(lambda: read_frame(tmp_path / name))
 
