@@ -212,6 +212,26 @@ def test_masks_and_findings_have_names_as_well(tmp_path):
     refused(lambda: read(Npz(path, classes=["effusion", "oedema", "fracture"])), "classes names 2 of 3 classes")
 
 
+def test_bytes_are_words_and_system_folders_no_classes(tmp_path):
+    train, _ = read(Npz(npz(tmp_path, np.array([b"b", b"a"]))))
+    assert (train.y.tolist(), train.classes) == ([1, 0], ("a", "b"))
+    folder = folder_of(tmp_path / "set", benign=5, malignant=5, __MACOSX=5)
+    assert read(Folder(folder))[0].classes == ("benign", "malignant")
+
+
+def test_each_sample_has_an_owner(tmp_path):
+    owners = np.array(["h", ""])
+    path = npz(tmp_path, np.array([0, 1]), train_ward=owners, test_ward=owners)
+    refused(lambda: read(Npz(path, key="ward")), "sample 1 has no key; name it, or leave the sample out")
+
+
+def test_owners_that_only_train_have_no_test_samples(tmp_path):
+    rows = [f"{i / 10},{i % 2},h{i % 2},{('train', 'test')[i % 2]}" for i in range(20)]
+    path = table(tmp_path, [], header="\n".join(["x,label,ward,part", *rows]))
+    report = DataConfig(partition="natural", min_samples=1).report(Table(path, key="ward", split="part"))
+    assert (report.train.sum(), report.test.sum()) == (10, 0)
+
+
 # Spelling
 
 

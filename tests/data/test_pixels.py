@@ -10,6 +10,7 @@ import pytest
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, DataSource, Npz, ParticipantData, Samples, SiteData
 from cfl_flare.data.pixels import describe_range, scale_to
+from cfl_flare.data.samples import check_values
 from cfl_flare.data.summary import DataSummary
 from cfl_flare.data.table import Table
 
@@ -55,6 +56,17 @@ def test_floats_of_bytes_are_what_bytes_are(tmp_path):
     (data,) = DataConfig().host(Npz(npz(tmp_path, images)), "s", 0, 1)
     (same,) = DataConfig().host(Npz(npz(tmp_path, images.astype(np.float32)), range=[0, 255]), "s", 0, 1)
     np.testing.assert_allclose(same.train.x, data.train.x, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, bool])
+def test_bytes_of_two_values_have_a_range(dtype):
+    images = np.array([0, 1, 1, 0]).astype(dtype)
+    assert scale_to(images, [0, 1], "ward").tolist() == [0, 1, 1, 0]
+
+
+def test_half_precision_overflows_without_a_warning(recwarn):
+    check_values(np.full((2, 3), 0.5, np.float16), "ward")
+    assert not recwarn.list
 
 
 def test_a_range_that_is_not_the_images_own_is_refused():

@@ -176,9 +176,7 @@ def test_a_run_with_other_classes_is_not_resumed(tmp_path: Path) -> None:
     run = stopped_ifca(tmp_path)
     assert run["classes"] == []
     rewrite(tmp_path, run | {"classes": ["benign", "malignant"]})
-    with pytest.raises(
-        StoreError, match=r"\(classes: \['benign', 'malignant'\] there, \[\] here\); use"
-    ):
+    with pytest.raises(StoreError, match=r"\(classes: \['benign', 'malignant'\] there, \[\] here\); use"):
         run_until(IFCA(k=2), tmp_path / "run", tmp_path / "checkpoints")
 
 
