@@ -79,6 +79,10 @@ def describe_near(sites: Mapping[str, Columns]) -> list[str]:
     lines = []
     for name, by_site in named.items():
         lines += _describe_near_texts(name, by_site)
+    unnamed = [site for site, names in named.get("classes", {}).items() if not names]
+    if unnamed and len(unnamed) < len(sites):
+        reason = f"{plain(', '.join(unnamed))} names none: its labels are numbers from 0, or each has too few rows"
+        lines.append(f"classes: {reason}; run 'cfl-flare site check' there with the result")
     return lines
 
 

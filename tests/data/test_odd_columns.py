@@ -14,6 +14,8 @@ import pytest
 
 from cfl_flare.core.config import parse_spec
 from cfl_flare.core.errors import DataError
+from cfl_flare.data.agreement import describe_near
+from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.hints import name_list
 from cfl_flare.data.loading import read
 from cfl_flare.data.numbering import number_codes
@@ -263,3 +265,10 @@ def test_a_near_name_of_a_column(tmp_path):
     assert Table(path, label="Label").label == "Label"
     with pytest.raises(Exception, match=r"no column 'Label'; it has n, a, label; set .*; did you mean 'label'\?"):
         Table(path, label="Label").described()
+
+
+def test_a_site_without_names_of_classes_is_named():
+    age = Column("age")
+    sites = {"north": Columns((age,), classes=("1", "2")), "south": Columns((age,))}
+    assert describe_near(sites)[0].startswith("classes: south names none: its labels are numbers from 0, or each has")
+    assert not describe_near({"north": sites["north"]})
