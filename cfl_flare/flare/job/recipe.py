@@ -170,7 +170,7 @@ class ClusteredRecipe(Recipe):
         return {**source, "data": shared["data"]}
 
     def _describe_data(self, shared: Mapping[str, Any]) -> dict[str, Any]:
-        """What the server knows of the data: how it is dealt out, and what real sites call its classes."""
+        """What the server knows of the data: how it is dealt out, and the classes that real sites name."""
         plan, dealt_out = self.plan, self._dealt_out(shared)
         facts = {**dealt_out, "training": shared["training"], **pixel_facts(plan.reader)}
         if plan.reader is not None and "source" not in dealt_out:
