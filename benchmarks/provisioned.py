@@ -87,7 +87,7 @@ def provisioned(program: str, sites: int, each: int, rounds: int) -> dict[str, A
 
     names = [f"site-{i + 1}" for i in range(sites)]
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as at_end:
-        at_end.callback(warm.start())
+        at_end.callback(warm.start_forking())
         subprocess.Popen = warm.Popen  # type: ignore[misc]
         folder = Path(name)
         (folder / "trial").mkdir()

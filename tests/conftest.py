@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.helpers import warm
 
         if not os.environ.get(warm.SOCKET):
-            config.add_cleanup(warm.start())
+            config.add_cleanup(warm.start_forking())
         subprocess.Popen = warm.Popen  # type: ignore[misc]
 
 
@@ -76,6 +76,14 @@ def data_root() -> Path:
     return Path(root)
 
 
+@pytest.fixture
+def state_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a test under which jobs keep their state."""
+    folder = tmp_path / "state"
+    monkeypatch.setenv("CFL_STATE_ROOT", str(folder))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Finished runs by the name of their method, each made once and not to be changed."""
@@ -94,10 +102,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A running deployment, which several files of tests use one after the other."""
-    from tests.e2e.deployment import deployed, hospitals
+    from tests.e2e.deployment import deployed, find_blood_images, write_hospitals
 
-    source = Path(os.environ.get("CFL_DATA_ROOT", "")) / "bloodmnist28.npz"
-    if not os.environ.get("CFL_DATA_ROOT") or not source.is_file():
-        pytest.skip("CFL_DATA_ROOT holds no bloodmnist28.npz")
+    source = find_blood_images()
     folder = tmp_path_factory.mktemp("trial")
-    yield from deployed(folder, hospitals(source, folder / "data"), patients="pid")
+    yield from deployed(folder, write_hospitals(source, folder / "data"), patients="pid")

@@ -44,7 +44,7 @@ def jpegs(n):
     return np.frombuffer(b"".join(files), np.uint8), np.cumsum([0, *map(len, files)])
 
 
-def saved(folder, **changes):
+def save_jpegs(folder, **changes):
     """A file of five images in both splits."""
     data, offsets = jpegs(5)
     arrays = {}
@@ -56,7 +56,7 @@ def saved(folder, **changes):
 
 
 def test_jpeg_npz(tmp_path):
-    train, test = checked(JpegNpz(saved(tmp_path)).load(), "data")
+    train, test = checked(JpegNpz(save_jpegs(tmp_path)).load(), "data")
     assert train.x.shape == (5, 3, 6, 8) and train.x.dtype == np.uint8 and test.y.tolist() == [0, 1, 2, 3, 4]
     assert abs(int(train.x[3, 0, 2, 2]) - 30) < 6
 
@@ -77,12 +77,12 @@ def test_jpeg_npz(tmp_path):
 )
 def test_jpeg_npz_refusals(tmp_path, changes, message):
     with pytest.raises(DataError, match=message) as caught:
-        checked(JpegNpz(saved(tmp_path, **changes)).load(), "data")
+        checked(JpegNpz(save_jpegs(tmp_path, **changes)).load(), "data")
     assert "\n" not in str(caught.value)
 
 
 def test_it_is_given_to_a_job_as_any_class_of_a_user_s_own(tmp_path):
-    source = JpegNpz(saved(tmp_path))
+    source = JpegNpz(save_jpegs(tmp_path))
     said = describe(source, "data")
     assert said == {"class_path": "sources.JpegNpz", "args": {"path": source.path}}
     assert build(said, DataSource, "data") == source
@@ -241,14 +241,14 @@ def test_calibration_error_by_hand() -> None:
     assert hospitals.calibration_error(opposite) == pytest.approx(expected)
 
 
-def cell(losses: list[float | None]) -> Cell:
+def make_loss_cell(losses: list[float | None]) -> Cell:
     after: dict[str, Any] = {"hospitals": {"served_loss": losses}}
     return Cell("a", {}, {}, [], after)
 
 
 def test_hospitals_gain_by_the_mean_of_all_seeds() -> None:
-    mine = kept.losses({0: cell([0.2, 0.5, None]), 1: cell([0.5, 0.3, None])})
-    theirs = kept.losses({1: cell([0.3, 0.5, None]), 0: cell([0.3, 0.4, None])})
+    mine = kept.losses({0: make_loss_cell([0.2, 0.5, None]), 1: make_loss_cell([0.5, 0.3, None])})
+    theirs = kept.losses({1: make_loss_cell([0.3, 0.5, None]), 0: make_loss_cell([0.3, 0.4, None])})
     assert kept.gaining(mine, theirs) == (1, 2)  # 0.35 against 0.3, and 0.4 against 0.45
     assert kept.gaining(mine, mine) == (0, 2)
 

@@ -8,7 +8,7 @@ Of the bindings of the package, benchmarks and examples, at most one in a hundre
 import ast
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,12 +28,12 @@ def room_of(module: str) -> str:
     return [*module.split("."), "__init__"][1]
 
 
-def module_of(path: Path) -> str:
+def name_module(path: Path) -> str:
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_of(path): path for path in FILES}
+MODULES = {name_module(path): path for path in FILES}
 
 
 def imported(path: Path) -> set[str]:
@@ -49,7 +49,7 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def allowed(room: str) -> set[str]:
+def list_allowed_rooms(room: str) -> set[str]:
     if room == CORE:
         return {CORE}
     if room in LEAVES:
@@ -59,9 +59,9 @@ def allowed(room: str) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_point_down(path):
-    room, names = room_of(module_of(path)), imported(path)
+    room, names = room_of(name_module(path)), imported(path)
     reached = {room_of(n) for n in names if n.split(".")[0] == "cfl_flare"}
-    assert reached <= allowed(room), f"{room} must not import {reached - allowed(room)}"
+    assert reached <= list_allowed_rooms(room), f"{room} must not import {reached - list_allowed_rooms(room)}"
     foreign = {n.split(".")[0] for n in names}
     assert room == "flare" or "nvflare" not in foreign
     assert room not in ("report", "clustering", "data") or "torch" not in foreign
@@ -238,3 +238,27 @@ def test_names_say_what_they_hold(folder: str) -> None:
 def test_bindings_are_counted() -> None:
     code = "def f(own, *more):\n    self.kept = one = [x for x in other.told]\nclass Found: pass\n"
     assert sorted(bindings(ast.parse(code))) == sorted(["f", "own", "more", "kept", "one", "x", "Found"])
+
+
+# ---- Helpers of tests ----
+
+
+def list_helper_names(code: str) -> set[str]:
+    """The functions and classes at the top of a file of tests that are no tests, fixtures among them."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names = {node.name for node in ast.parse(code).body if isinstance(node, kinds)}
+    return {name for name in names if not name.startswith(("test_", "Test", "pytest_"))}
+
+
+def test_each_helper_name_stands_once() -> None:
+    files = defaultdict(list)
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for name in list_helper_names(path.read_text()):
+            files[name].append(str(path.relative_to(ROOT)))
+    repeated = {name: paths for name, paths in files.items() if len(paths) > 1}
+    assert not repeated, "share a helper in tests/helpers, or name each by what it makes"
+
+
+def test_helper_names_are_listed() -> None:
+    code = "@fixture\ndef site(): ...\nclass Job: ...\nclass TestJob: ...\ndef test_a():\n    def inner(): ...\n"
+    assert list_helper_names(code) == {"site", "Job"}

@@ -358,7 +358,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def cfl(folder: Path, *arguments: str) -> None:
+def run_cfl_in(folder: Path, *arguments: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "cfl_flare.cli", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -392,7 +392,7 @@ def test_it_is_short_and_uses_nothing_private() -> None:
 
 
 def test_in_the_loop_with_figures_and_newcomers(user: Path) -> None:
-    cfl(user, "run", "--loop", "--keep-features", "--out", "out", *RUN)
+    run_cfl_in(user, "run", "--loop", "--keep-features", "--out", "out", *RUN)
     run = the_run(user / "out")
     check_results(run)
     assert len(list((run / "features").iterdir())) == 3
@@ -401,7 +401,7 @@ def test_in_the_loop_with_figures_and_newcomers(user: Path) -> None:
     splits = {"train": few[:40], "test": few[40:]}
     arrays = {f"{s}_images": (images.x[i][:, 0] * 255).astype(np.uint8) for s, i in splits.items()}
     np.savez(user / "ward.npz", **arrays, **{f"{s}_labels": images.y[i] for s, i in splits.items()})
-    cfl(user, "onboard", str(run), "--data", "ward.npz", "--allow", "histograms.ByLabels")
+    run_cfl_in(user, "onboard", str(run), "--data", "ward.npz", "--allow", "histograms.ByLabels")
     assert (run / "newcomers" / "newcomer" / "model.safetensors").is_file()
 
 
@@ -435,8 +435,8 @@ def test_a_stopped_run_goes_on_to_the_same_end(user: Path) -> None:
 
 @pytest.mark.slow
 def test_through_flare_it_ends_as_in_the_loop(user: Path) -> None:
-    cfl(user, "run", "--loop", "--out", "loop", *RUN)
-    cfl(user, "run", "--out", "flare", *RUN)
+    run_cfl_in(user, "run", "--loop", "--out", "loop", *RUN)
+    run_cfl_in(user, "run", "--out", "flare", *RUN)
     loop, flare = the_run(user / "loop"), the_run(user / "flare")
     check_results(flare)
     assert (flare / "assignments.jsonl").read_text() == (loop / "assignments.jsonl").read_text()

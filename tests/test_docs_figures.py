@@ -105,14 +105,14 @@ COMPUTED: dict[str, Callable[[], list[float]]] = {
 
 
 @cache
-def computed(page: str) -> list[float]:
+def compute_figures(page: str) -> list[float]:
     """What a page computes from what is kept."""
     return COMPUTED[page]() if page in COMPUTED else []
 
 
 def unfounded(page: Path, text: str) -> list[str]:
     """The decimals of a page's text that no comment cites, and that are not computed here either."""
-    known = computed(page.relative_to(ROOT).as_posix())
+    known = compute_figures(page.relative_to(ROOT).as_posix())
 
     def founded(number: str) -> bool:
         half = 0.5 * 10.0 ** -len(number.partition(".")[2])
@@ -124,11 +124,11 @@ def unfounded(page: Path, text: str) -> list[str]:
 PAGES = [path for path in cited.DOCUMENTS if path.name not in OF_CELLS]
 
 
-def names(path: Path) -> str:
+def name_page(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names)
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
 def test_decimals_are_cited_or_computed(page: Path) -> None:
     assert unfounded(page, page.read_text()) == []
 
@@ -164,7 +164,7 @@ def falsified_outside(page: Path, text: str) -> Iterator[bool]:
         yield changed in unfounded(page, re.sub(rf"(?<![\w.]){re.escape(number)}(?!\d)", changed, text))
 
 
-@pytest.mark.parametrize("page", CITING, ids=names)
+@pytest.mark.parametrize("page", CITING, ids=name_page)
 def test_what_is_falsified_is_noticed(page: Path) -> None:
     """Words and numbers of a page are changed in memory, one at a time."""
     text = page.read_text()
@@ -173,7 +173,7 @@ def test_what_is_falsified_is_noticed(page: Path) -> None:
     assert sum(noticed) >= 0.95 * len(noticed), f"{sum(noticed)} of {len(noticed)}"
 
 
-@pytest.mark.parametrize("page", [p for p in cited.DOCUMENTS if p.name in OF_CELLS], ids=names)
+@pytest.mark.parametrize("page", [p for p in cited.DOCUMENTS if p.name in OF_CELLS], ids=name_page)
 def test_pages_of_cells_cite_all_their_decimals(page: Path) -> None:
     text = page.read_text()
     if not re.search("<!--(figure|table|which)", text):
@@ -184,7 +184,9 @@ def test_pages_of_cells_cite_all_their_decimals(page: Path) -> None:
 # ---- Comments that name kept cells ----
 
 
-def cell(row: str, seed: int, accuracy: float, commit: str = "c1", partition: str = "labels", **facts: Any) -> Cell:
+def make_digits_cell(
+    row: str, seed: int, accuracy: float, commit: str = "c1", partition: str = "labels", **facts: Any
+) -> Cell:
     """A cell of the plan ``digits`` after two measured rounds."""
     said: Mapping[str, Any] = {
         **{"plan": "digits", "row": row, "partition": partition, "seed": seed, "participants": 4, "rounds": 2},
@@ -195,24 +197,26 @@ def cell(row: str, seed: int, accuracy: float, commit: str = "c1", partition: st
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tiny_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of results, ``tiny``: accuracies after two rounds are halves of what is given here."""
     monkeypatch.setattr(kept, "folder_of", lambda result: tmp_path / result)
     kept.kept.cache_clear()
     accuracies = {"local": (0.8, 1.2, 1.0), "fedavg": (0.4, 0.6, 0.8), "wecfl": (1.0, 1.6, 1.6)}
-    cells = [cell(row, seed, value) for row, values in accuracies.items() for seed, value in enumerate(values)]
-    add_cells(tmp_path / "tiny", [*cells, cell("ifca", 0, 0.8)])
+    cells = [
+        make_digits_cell(row, seed, value) for row, values in accuracies.items() for seed, value in enumerate(values)
+    ]
+    add_cells(tmp_path / "tiny", [*cells, make_digits_cell("ifca", 0, 0.8)])
     yield tmp_path
     kept.kept.cache_clear()
 
 
-def test_a_figure_is_the_mean_over_seeds_with_its_deviation(results: Path) -> None:
+def test_a_figure_is_the_mean_over_seeds_with_its_deviation(tiny_results: Path) -> None:
     assert cited.figure("tiny labels local accuracy") == "50.0 ± 10.0"
     assert cited.figure("tiny labels local accuracy@1") == "100.0 ± 20.0"
     assert cited.figure("tiny labels wecfl ari") == "-"
 
 
-def test_a_difference_is_paired_and_has_an_interval(results: Path) -> None:
+def test_a_difference_is_paired_and_has_an_interval(tiny_results: Path) -> None:
     """10, 20, 30 points: their standard error is 10 / sqrt(3), and Student's quantile for two degrees 4.303."""
     assert cited.difference("tiny labels wecfl local accuracy") == "+20.0 (-4.8 to +44.8)"
     with pytest.raises(cited.CitationError, match=r"seeds \[0\] and \[0, 1, 2\] are not the same"):
@@ -221,23 +225,23 @@ def test_a_difference_is_paired_and_has_an_interval(results: Path) -> None:
         cited.table("tiny labels: ifca local; accuracy")
 
 
-def test_rows_of_two_commits_are_not_laid_beside_each_other(results: Path) -> None:
-    add_cells(results / "tiny", [cell("fesem", seed, 1.0, commit="c2") for seed in range(3)])
+def test_rows_of_two_commits_are_not_laid_beside_each_other(tiny_results: Path) -> None:
+    add_cells(tiny_results / "tiny", [make_digits_cell("fesem", seed, 1.0, commit="c2") for seed in range(3)])
     kept.kept.cache_clear()
     with pytest.raises(cited.CitationError, match="of different commits"):
         cited.difference("tiny labels fesem local accuracy")
 
 
-def test_a_table_says_what_made_it(results: Path) -> None:
+def test_a_table_says_what_made_it(tiny_results: Path) -> None:
     text = cited.table("tiny labels: local wecfl; accuracy ari")
     assert "| `wecfl` | 70.0 ± 17.3 | - |" in text
     assert "*4 participants, 2 rounds, seeds 0, 1, 2, mean ± standard deviation; commit c1;" in text
 
 
-def test_what_names_no_cell_or_several_is_refused(results: Path) -> None:
+def test_what_names_no_cell_or_several_is_refused(tiny_results: Path) -> None:
     with pytest.raises(cited.CitationError, match="tiny labels cfl: 0 kinds of cells"):
         cited.figure("tiny labels cfl accuracy")
-    add_cells(results / "tiny", [cell("local", 0, 1.0, rounds=9)])
+    add_cells(tiny_results / "tiny", [make_digits_cell("local", 0, 1.0, rounds=9)])
     kept.kept.cache_clear()
     with pytest.raises(cited.CitationError, match="2 kinds of cells"):
         cited.figure("tiny labels local accuracy")
@@ -246,7 +250,7 @@ def test_what_names_no_cell_or_several_is_refused(results: Path) -> None:
         cited.figure("tiny labels local beauty rounds=9")
 
 
-def test_a_document_is_renewed_and_what_was_wrong_is_said(results: Path) -> None:
+def test_a_document_is_renewed_and_what_was_wrong_is_said(tiny_results: Path) -> None:
     problems: list[str] = []
     old = "WeCFL has <!--figure tiny labels wecfl accuracy-->71.0 ± 17.3<!--/--> % there."
     new = cited.renewed(old, problems)
@@ -262,7 +266,7 @@ def test_numbers_that_no_comment_names_are_found() -> None:
     assert cited.uncited("FLARE\n2.9, Python 3.10, version 1.0.0 and Apache-2.0, but -7.25.") == ["7.25"]
 
 
-def test_methods_are_laid_beside_the_better_one_without_clusters(results: Path) -> None:
+def test_methods_are_laid_beside_the_better_one_without_clusters(tiny_results: Path) -> None:
     """WeCFL gains 10, 20 and 30 points over local, the better of the two; it wins all six runs."""
     (place,) = kept.places(["tiny"], "accuracy")
     assert (place.yardstick, place.differences("wecfl")) == ("local", pytest.approx([10, 20, 30]))
@@ -272,7 +276,7 @@ def test_methods_are_laid_beside_the_better_one_without_clusters(results: Path) 
     lines = kept.which_table(["tiny"], "accuracy").splitlines()
     assert lines[2] == "| `wecfl` | +20.0 | 3 of 3 | 3 of 3 |"
     assert "| `local` | *local* | - | 3 of 3 |" in lines
-    add_cells(results / "tiny", [cell("majority", 0, 0.2)])
+    add_cells(tiny_results / "tiny", [make_digits_cell("majority", 0, 0.2)])
     kept.kept.cache_clear()
     assert cited.which("tiny; accuracy majority ifca").splitlines()[-2:] == [
         "| `fedavg` | -20.0 | 0 of 3 | - |",
@@ -280,8 +284,8 @@ def test_methods_are_laid_beside_the_better_one_without_clusters(results: Path) 
     ]
 
 
-def test_means_of_rows_are_laid_out_by_partition(results: Path) -> None:
-    add_cells(results / "tiny", [cell("wecfl", 0, 1.0, partition="scanners")])
+def test_means_of_rows_are_laid_out_by_partition(tiny_results: Path) -> None:
+    add_cells(tiny_results / "tiny", [make_digits_cell("wecfl", 0, 1.0, partition="scanners")])
     kept.kept.cache_clear()
     lines = cited.by_place("tiny: wecfl local; accuracy ari").splitlines()
     assert lines[2:] == [
@@ -312,7 +316,7 @@ def test_one_rule_makes_verdicts(differences: list[float], published: float | No
     assert verdicts.verdict_of(differences, published) == said
 
 
-def test_words_follow_from_cells(results: Path) -> None:
+def test_words_follow_from_cells(tiny_results: Path) -> None:
     """WeCFL less local is 10, 20, 30; less FedAvg 30, 50, 40."""
     assert verdicts.verdict("tiny labels wecfl local accuracy") == "cannot tell"
     assert verdicts.verdict("tiny labels wecfl fedavg accuracy") == "holds"
@@ -322,7 +326,7 @@ def test_words_follow_from_cells(results: Path) -> None:
     assert counts.zeros("tiny labels: wecfl/local wecfl/fedavg; accuracy") == "1 of 2"
 
 
-def test_deviations_are_compared_by_fishers_interval(results: Path) -> None:
+def test_deviations_are_compared_by_fishers_interval(tiny_results: Path) -> None:
     """WeCFL's 17.32 over local's 10; the quantile of two and two degrees is 39, its root 6.245."""
     assert verdicts.ratio("tiny labels wecfl local accuracy") == "1.73 (0.28 to 10.82)"
     assert verdicts.steadier("tiny labels wecfl local accuracy") == "cannot tell"

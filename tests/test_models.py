@@ -34,7 +34,7 @@ SMALLEST = {
 }
 
 
-def size(module: nn.Module) -> int:
+def count_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
@@ -96,13 +96,13 @@ def test_large_images_get_torchvisions_own_network(cls: type[nn.Module], name: s
     ],
 )
 def test_has_the_published_number_of_parameters(module: nn.Module, expected: int) -> None:
-    assert size(module) == expected
+    assert count_parameters(module) == expected
 
 
 def test_the_published_totals() -> None:
-    assert size(FashionCNN((1, 28, 28), 10)) == 29_034
-    assert size(CifarCNN((3, 32, 32), 10)) == 62_006
-    assert size(LeafCNN((1, 28, 28), 62)) == 6_603_710
+    assert count_parameters(FashionCNN((1, 28, 28), 10)) == 29_034
+    assert count_parameters(CifarCNN((3, 32, 32), 10)) == 62_006
+    assert count_parameters(LeafCNN((1, 28, 28), 62)) == 6_603_710
 
 
 def test_the_second_batchnorm_has_as_many_channels_as_the_convolution_before_it() -> None:
@@ -227,7 +227,7 @@ def test_unet_has_the_parameters_of_its_layers() -> None:
     convolutions = 9 * (1 * 2 + 2 * 2 + 2 * 4 + 4 * 4 + 4 * 8 + 8 * 8 + 8 * 4 + 4 * 4 + 4 * 2 + 2 * 2)
     norms = 2 * 2 * (2 + 4 + 8 + 4 + 2)
     rises = (4 * 8 * 4 + 4) + (4 * 4 * 2 + 2)
-    assert size(UNet((1, 8, 8), 3, width=2)) == convolutions + norms + rises + (2 * 3 + 3)
+    assert count_parameters(UNet((1, 8, 8), 3, width=2)) == convolutions + norms + rises + (2 * 3 + 3)
 
 
 def test_unet_sees_one_image_at_a_time() -> None:
@@ -271,7 +271,7 @@ def test_torchvision_is_imported_only_where_its_networks_are_built(monkeypatch: 
     for name in [n for n in sys.modules if n.partition(".")[0] == "torchvision"] + ["torchvision"]:
         monkeypatch.setitem(sys.modules, name, None)  # an import of it now fails
     fresh = runpy.run_path(cfl_flare.models.__file__)
-    assert size(fresh["CifarCNN"]((3, 32, 32), 10)) == 62_006
+    assert count_parameters(fresh["CifarCNN"]((3, 32, 32), 10)) == 62_006
     for name in ("resnet18", "mobilenet-v2"):
         with pytest.raises(ImportError):
             fresh["MODELS"][name]((3, 32, 32), 10)

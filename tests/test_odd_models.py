@@ -108,7 +108,7 @@ class Halved(Plain):
         return super().forward(x.half()).float()
 
 
-class Doubled(Plain):
+class DoublePrecision(Plain):
     """A parameter of the usual type, and an input that is cast."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class Lazy(nn.Module):
         return self.first(x.flatten(1))
 
 
-class Frozen(Plain):
+class FrozenNetwork(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.requires_grad_(False)
@@ -222,13 +222,13 @@ REFUSED = {
     OnMeta: r"'first.weight' is on the meta device.*; ",
     PartlyOnMeta: r"'last.weight' is on the meta device.*; ",
     Lazy: r"'first.weight' has no shape yet.*; ",
-    Frozen: r"requires_grad.*; ",
+    FrozenNetwork: r"requires_grad.*; ",
     Whole: r"'index' is of torch.int64.*; .*buffer",
     NoNumber: r"'scale' holds NaN.*; ",
 }
 UNFIT = {
     Halved: r"Half and Float.*; .*torch.float16.*float32",
-    Doubled: r"; .*float32",
+    DoublePrecision: r"; .*float32",
     Observing: r"'lowest'.*changes.*; ",
     Detached: r"gradient.*; ",
     TwoInTraining: r"tuple in training; ",
@@ -242,7 +242,7 @@ def spec(cls: type) -> dict[str, Any]:
     return {"class_path": f"{HERE}.{cls.__name__}", "args": {}}
 
 
-def run(cls: type, folder: Path | None = None, method: Any = None, **training: Any) -> Any:
+def run_network(cls: type, folder: Path | None = None, method: Any = None, **training: Any) -> Any:
     return run_loop(
         method=method or WeCFL(k=2),
         model=spec(cls),
@@ -256,7 +256,7 @@ def run(cls: type, folder: Path | None = None, method: Any = None, **training: A
 
 @pytest.mark.parametrize("cls", RUNNING)
 def test_runs(cls: type, tmp_path: Path) -> None:
-    server = run(cls, tmp_path)
+    server = run_network(cls, tmp_path)
     assert server.state.round == 2
     assert not server.recorder.last.record.get("failed")
     describe_network(cls())
@@ -265,10 +265,10 @@ def test_runs(cls: type, tmp_path: Path) -> None:
 @pytest.mark.parametrize("cls", REFUSED)
 def test_refused_before_data_is_read(cls: type) -> None:
     with pytest.raises(ConfigError, match=REFUSED[cls]):
-        run(cls)
+        run_network(cls)
 
 
-@pytest.mark.parametrize("cls", [cls for cls in REFUSED if cls is not Frozen])
+@pytest.mark.parametrize("cls", [cls for cls in REFUSED if cls is not FrozenNetwork])
 def test_recipe_refuses_it(cls: type) -> None:
     with pytest.raises(ConfigError, match=REFUSED[cls]):
         describe_network(cls())
@@ -325,7 +325,7 @@ def test_constants_arrive_unchanged_or_are_refused() -> None:
 
 
 def test_saved_model_has_its_constants(tmp_path: Path) -> None:
-    run(Masked, tmp_path, FedAvg())
+    run_network(Masked, tmp_path, FedAvg())
     arrays, _ = load_arrays(tmp_path / "clusters" / "global.safetensors")
     module = Masked()
     module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
@@ -354,14 +354,14 @@ def test_normed_layers_are_in_the_head() -> None:
 
 @pytest.mark.parametrize("method", ["fedper", "finetune", "ditto", "per-fedavg"])
 def test_frozen_layers_stay_as_they_are(method: str) -> None:
-    server = run(FrozenBody, method=build_method({"method": method}), weight_decay=0.1, momentum=0.9)
+    server = run_network(FrozenBody, method=build_method({"method": method}), weight_decay=0.1, momentum=0.9)
     assert not (server.progress.record or {}).get("failed")
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_weight_decay_spares_frozen_layers(optimizer: str) -> None:
     start = untrained(FrozenBody, 0, 0).arrays()["first.weight"]
-    server = run(FrozenBody, method=FedAvg(), weight_decay=0.5, optimizer=optimizer)
+    server = run_network(FrozenBody, method=FedAvg(), weight_decay=0.5, optimizer=optimizer)
     after = server.bank["global"].arrays()
     assert np.array_equal(after["first.weight"], start)
     assert not np.array_equal(after["last.weight"], untrained(FrozenBody, 0, 0).arrays()["last.weight"])
@@ -369,4 +369,4 @@ def test_weight_decay_spares_frozen_layers(optimizer: str) -> None:
 
 def test_method_that_trains_only_frozen_layers() -> None:
     with pytest.raises(CFLError, match=r"participant_failed.*config"):
-        run(FrozenBody, method=build_method({"method": "fedbabu"}))
+        run_network(FrozenBody, method=build_method({"method": "fedbabu"}))

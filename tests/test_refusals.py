@@ -71,7 +71,7 @@ class Lists(DataSource):
         return Samples([[0.0]], [0]), Samples([[0.0]], [0])  # type: ignore[arg-type]
 
 
-class Missing(DataSource):
+class Failing(DataSource):
     """A source whose own code fails, with more to say than a line."""
 
     def load(self) -> tuple[Samples, Samples]:
@@ -243,7 +243,7 @@ RUNS = {
     "--data table:path={files}/rows.csv": r"column 'age': row 2 holds 'unknown' among numbers; fix it",
     f"--data {HERE}.OneSet": r"OneSet: load\(\) should return \(train, test\) as two Samples, not Samples",
     f"--data {HERE}.Lists": r"Lists: training: x is a list; make it an array",
-    f"--data {HERE}.Missing": r"Missing: load\(\) failed with KeyError: 'ward 3.*.*test_refusals\.py:\d+; fix it",
+    f"--data {HERE}.Failing": r"Failing: load\(\) failed with KeyError: 'ward 3.*.*test_refusals\.py:\d+; fix it",
     f"--data {HERE}.NotANetwork": r"data: .*NotANetwork' is not a cfl_flare\.data.*DataSource; name a subclass",
     "--out {files}/full": r"--out = '.*full' is not an empty folder; name a new one",
     "--out {files}/rows.csv": r"--out = '.*rows\.csv' is not an empty folder; name a new one",
@@ -391,7 +391,7 @@ def test_the_loop_refuses_before_it_writes(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def samples(x: np.ndarray, top: int = 9) -> Samples:
+def make_numbered_samples(x: np.ndarray, top: int = 9) -> Samples:
     return Samples(x.astype(np.float32), np.arange(len(x)) % (top + 1))
 
 
@@ -401,8 +401,16 @@ IMAGES = np.zeros((20, 1, 8, 8))
 @pytest.mark.parametrize(
     "train, test, says",
     [
-        (samples(np.zeros((20, 1, 9, 9))), samples(IMAGES), r"p: the model MLP does not take .*\(1, 9, 9\).*; set the"),
-        (samples(IMAGES), samples(IMAGES, 10), r"p: label 10 does not fit .*; set the model's num_classes to 11"),
+        (
+            make_numbered_samples(np.zeros((20, 1, 9, 9))),
+            make_numbered_samples(IMAGES),
+            r"p: the model MLP does not take .*\(1, 9, 9\).*; set the",
+        ),
+        (
+            make_numbered_samples(IMAGES),
+            make_numbered_samples(IMAGES, 10),
+            r"p: label 10 does not fit .*; set the model's num_classes to 11",
+        ),
     ],
 )
 def test_a_site_refuses_participants_that_do_not_fit_the_model(train, test, says):

@@ -42,7 +42,7 @@ FAMILY = PLANS["family"]
 SMALL = replace(FAMILY, source=Digits(), model=model("mlp", (1, 8, 8), 10), participants=4, rounds=12)
 
 
-def cell(
+def add_cell(
     folder: Path,
     row: str,
     seed: int,
@@ -69,8 +69,8 @@ def only_row(folder: Path) -> dict[str, Any]:
 
 
 def test_means_are_over_the_last_three_measured_rounds_and_then_over_seeds(tmp_path: Path) -> None:
-    cell(tmp_path, "wecfl", 0, [0.1, 0.8, None, 0.9, 1.0])
-    cell(tmp_path, "wecfl", 1, [0.9, 0.7, None, 0.7, 0.7])
+    add_cell(tmp_path, "wecfl", 0, [0.1, 0.8, None, 0.9, 1.0])
+    add_cell(tmp_path, "wecfl", 1, [0.9, 0.7, None, 0.7, 0.7])
     row = only_row(tmp_path)
     assert row["seeds"] == [0, 1]
     assert row["accuracy"]["mean"] == pytest.approx(80)
@@ -87,7 +87,7 @@ def test_means_are_over_the_last_three_measured_rounds_and_then_over_seeds(tmp_p
 
 
 def test_a_single_seed_is_not_measured_in_deviations(tmp_path: Path) -> None:
-    cell(tmp_path, "wecfl", 0, [0.9, 0.9, 0.9])
+    add_cell(tmp_path, "wecfl", 0, [0.9, 0.9, 0.9])
     row = only_row(tmp_path)
     assert row["accuracy"] == {"mean": pytest.approx(90), "std": None}
     assert row["units"]["accuracy"] is None
@@ -114,7 +114,7 @@ def test_rounds_that_were_done_twice_count_twice(tmp_path: Path) -> None:
         {"commit": "b", "rounds": 4, "cpu_seconds": 6.0, "wall_seconds": 9.0},
         {"commit": "a", "rounds": 2, "cpu_seconds": 6.0, "wall_seconds": 9.0},
     ]
-    cell(tmp_path, "fedavg", 0, [0.5] * 5, attempts=attempts)
+    add_cell(tmp_path, "fedavg", 0, [0.5] * 5, attempts=attempts)
     row = only_row(tmp_path)
     assert (row["cpu_seconds_a_round"], row["wall_seconds_a_round"]) == (2, 3)
     assert row["commits"] == ["a", "b"]
@@ -122,7 +122,7 @@ def test_rounds_that_were_done_twice_count_twice(tmp_path: Path) -> None:
 
 def test_other_rounds_are_another_row_and_the_order_is_the_papers(tmp_path: Path) -> None:
     for row, rounds in (("mine", 3), ("wecfl", 3), ("fedavg", 5), ("fedavg", 3)):
-        cell(tmp_path, row, 0, [0.5] * rounds)
+        add_cell(tmp_path, row, 0, [0.5] * rounds)
     rows = report.table_rows(report.finished(tmp_path))
     assert [(r["row"], r["rounds"]) for r in rows] == [("fedavg", 3), ("fedavg", 5), ("wecfl", 3), ("mine", 3)]
     assert rows[-1]["published"] == [] and rows[-1]["units"] == {}
@@ -132,18 +132,18 @@ def test_other_rounds_are_another_row_and_the_order_is_the_papers(tmp_path: Path
 def test_cells_that_were_trained_in_two_ways_make_no_table(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="0 finished cells"):
         report.finished(tmp_path)
-    cell(tmp_path, "fedavg", 0, [0.5])
-    cell(tmp_path, "wecfl", 0, [0.5], lr=0.2)
+    add_cell(tmp_path, "fedavg", 0, [0.5])
+    add_cell(tmp_path, "wecfl", 0, [0.5], lr=0.2)
     with pytest.raises(SystemExit, match="trained in 2 ways"):
         report.finished(tmp_path)
-    cell(tmp_path, "wecfl", 0, [0.5], lr=0.2, settings={"lr": 0.2})
-    cell(tmp_path, "fedavg", 0, [0.5], lr=0.001)
+    add_cell(tmp_path, "wecfl", 0, [0.5], lr=0.2, settings={"lr": 0.2})
+    add_cell(tmp_path, "fedavg", 0, [0.5], lr=0.001)
     assert len(report.finished(tmp_path)) == 2  # the one says so, and the other has the plan's
 
 
 def test_the_files_name_their_commands_and_what_is_contradictory(tmp_path: Path) -> None:
-    cell(tmp_path / "cells", "ifca-con-para", 3, [0.5, 0.6])
-    cell(tmp_path / "cells", "fedavg+", 3, [0.5, 0.6])
+    add_cell(tmp_path / "cells", "ifca-con-para", 3, [0.5, 0.6])
+    add_cell(tmp_path / "cells", "fedavg+", 3, [0.5, 0.6])
     report.write_report(tmp_path / "cells", tmp_path / "out" / "family")
     text = (tmp_path / "out" / "family.md").read_text()
     assert "--rows fedavg+ ifca-con-para --partitions dirichlet --seeds 3 --participants 4 --rounds 2" in text
@@ -217,8 +217,8 @@ def test_the_same_cells_give_the_same_bytes_in_any_order(tmp_path: Path) -> None
 
 def test_a_cell_takes_the_place_of_an_older_one_of_its_name(tmp_path: Path) -> None:
     for accuracy in (0.5, 0.6):
-        cell(tmp_path, "fedavg", 0, [accuracy])
-    cell(tmp_path, "wecfl", 0, [0.7])
+        add_cell(tmp_path, "fedavg", 0, [accuracy])
+    add_cell(tmp_path, "wecfl", 0, [0.7])
     found = {one.facts["row"]: one.rounds[0]["served_accuracy"] for one in read_cells(tmp_path)}
     assert found == {"fedavg": 0.6, "wecfl": 0.7}
 
@@ -226,7 +226,7 @@ def test_a_cell_takes_the_place_of_an_older_one_of_its_name(tmp_path: Path) -> N
 def test_a_process_that_is_killed_while_it_writes_leaves_the_cells_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell(tmp_path, "fedavg", 0, [0.5])
+    add_cell(tmp_path, "fedavg", 0, [0.5])
     before = (tmp_path / FILE).read_bytes()
 
     def killed(number: int) -> None:
@@ -234,16 +234,16 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_cells_as_they_were(
 
     monkeypatch.setattr("os.fsync", killed)
     with pytest.raises(KeyboardInterrupt):
-        cell(tmp_path, "wecfl", 0, [0.5])
+        add_cell(tmp_path, "wecfl", 0, [0.5])
     assert (tmp_path / FILE).read_bytes() == before
     monkeypatch.undo()
-    cell(tmp_path, "wecfl", 0, [0.5])
+    add_cell(tmp_path, "wecfl", 0, [0.5])
     assert [one.facts["row"] for one in read_cells(tmp_path)] == ["fedavg", "wecfl"]
 
 
 def test_processes_that_finish_cells_at_once_lose_none(tmp_path: Path) -> None:
     with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
-        list(pool.map(partial(cell, tmp_path, "fedavg", accuracy=[0.5]), range(20)))
+        list(pool.map(partial(add_cell, tmp_path, "fedavg", accuracy=[0.5]), range(20)))
     assert sorted(one.facts["seed"] for one in read_cells(tmp_path)) == list(range(20))
 
 
@@ -273,7 +273,7 @@ def test_a_finished_cell_is_added_and_not_run_again(tmp_path: Path, monkeypatch:
 
 
 def test_cells_of_another_plan_are_not_taken_for_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell(tmp_path, "fedavg", 0, [0.5], plan="family-cifar10")
+    add_cell(tmp_path, "fedavg", 0, [0.5], plan="family-cifar10")
     monkeypatch.setattr(sys, "argv", ["tables.py", "run", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="holds cells of another plan; give plan family a folder of its own"):
         tables.main()
@@ -458,7 +458,7 @@ def test_what_cannot_be_run_is_said_in_one_line(tmp_path: Path, monkeypatch: pyt
 
 def test_figures_are_of_the_best_rounds_where_the_paper_says_so(tmp_path: Path) -> None:
     accuracies = [0.1, 0.9, 0.2, 0.8, 0.7, 0.6, 0.5, None]
-    cell(tmp_path, "feddsmic", 0, accuracies, plan="feddsmic", partition="alpha0.5")
+    add_cell(tmp_path, "feddsmic", 0, accuracies, plan="feddsmic", partition="alpha0.5")
     row = only_row(tmp_path)
     assert row["accuracy"]["mean"] == pytest.approx(70)  # of 0.9, 0.8, 0.7, 0.6, 0.5
     assert row["bottom_accuracy"]["mean"] is None
@@ -468,7 +468,7 @@ def test_figures_are_of_the_best_rounds_where_the_paper_says_so(tmp_path: Path) 
 
 def test_what_was_measured_after_a_run_is_a_figure_of_its_row(tmp_path: Path) -> None:
     for seed, sound in ((0, 0.5), (1, 0.7)):
-        cell(tmp_path, "fedavg", seed, [0.25], after={"sound": sound, "sound_ari": 0.25}, plan="blood")
+        add_cell(tmp_path, "fedavg", seed, [0.25], after={"sound": sound, "sound_ari": 0.25}, plan="blood")
     row = only_row(tmp_path)
     assert row["sound"]["mean"] == pytest.approx(60)
     assert row["sound_ari"] == {"mean": 0.25, "std": 0}
@@ -478,8 +478,8 @@ def test_what_was_measured_after_a_run_is_a_figure_of_its_row(tmp_path: Path) ->
 
 
 def test_cells_of_two_plans_make_no_table(tmp_path: Path) -> None:
-    cell(tmp_path, "fedavg", 0, [0.5])
-    cell(tmp_path, "fedavg", 1, [0.5], plan="digits")
+    add_cell(tmp_path, "fedavg", 0, [0.5])
+    add_cell(tmp_path, "fedavg", 1, [0.5], plan="digits")
     with pytest.raises(SystemExit, match="of the plans family, digits"):
         report.finished(tmp_path)
 

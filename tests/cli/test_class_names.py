@@ -16,9 +16,10 @@ from cfl_flare.cli import main
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data.agreement import agreed
 from cfl_flare.data.columns import Column, Columns
+from tests.helpers.files import write_npz
 
 
-def folder(root: Path, names: list[str], count: int = 30) -> Path:
+def write_image_folder(root: Path, names: list[str], count: int = 30) -> Path:
     """Images by class: class i of all has a bright row i."""
     for name in names:
         (root / name).mkdir(parents=True)
@@ -29,7 +30,7 @@ def folder(root: Path, names: list[str], count: int = 30) -> Path:
     return root
 
 
-def run(out: Path, data: str, *words: str) -> dict:
+def run_fedavg_on(out: Path, data: str, *words: str) -> dict:
     """Runs FedAvg for two participants; returns the summary."""
     command = ["run", "--loop", "--data", data, "--method", "fedavg", "--out", str(out), "--bootstrap", "0"]
     assert main([*command, "--rounds", "20", "--lr", "0.2", *words]) == 0
@@ -55,8 +56,8 @@ def predict(out: Path, model: Path, data: Path) -> list[list[str]]:
 
 
 def test_names_go_from_folders_to_predictions_and_newcomers(tmp_path, capfd):
-    data = folder(tmp_path / "data", ["a-benign", "b-malignant"])
-    summary = run(tmp_path / "out", f"folder:path={data}", "--participants", "2")
+    data = write_image_folder(tmp_path / "data", ["a-benign", "b-malignant"])
+    summary = run_fedavg_on(tmp_path / "out", f"folder:path={data}", "--participants", "2")
     assert summary["classes"] == ["a-benign", "b-malignant"]
     assert summary["data"]["partition"] == {"partition": "iid"}
     assert "classes by number: 0: a-benign, 1: b-malignant" in capfd.readouterr().out
@@ -64,18 +65,18 @@ def test_names_go_from_folders_to_predictions_and_newcomers(tmp_path, capfd):
     assert header == ["sample", "label", "p(a-benign)", "p(b-malignant)"]
     assert all(name.startswith(label) for name, label, *_ in rows)
     # A newcomer without class a: alone it would number b as 0.
-    own = folder(tmp_path / "own", ["b-malignant"])
+    own = write_image_folder(tmp_path / "own", ["b-malignant"])
     words = ["--data", f"folder:path={own}", "--name", "ward", "--out", str(tmp_path / "ward")]
     capfd.readouterr()
     assert main(["onboard", str(tmp_path / "out" / "fedavg"), *words]) == 0
     assert "1.000" in capfd.readouterr().out
-    other = folder(tmp_path / "other", ["c-other"])
+    other = write_image_folder(tmp_path / "other", ["c-other"])
     assert main(["onboard", str(tmp_path / "out" / "fedavg"), "--data", f"folder:path={other}", "--name", "other"]) != 0
     assert "label 'c-other' is none of the 2 classes that were agreed on" in capfd.readouterr().err
 
 
 def test_partition_shows_names(tmp_path, capfd):
-    data = folder(tmp_path / "data", ["a-benign", "b-malignant"])
+    data = write_image_folder(tmp_path / "data", ["a-benign", "b-malignant"])
     assert main(["partition", "--data", f"folder:path={data}", "--participants", "2", "--show"]) == 0
     shown = capfd.readouterr().out
     assert "classes by number: 0: a-benign, 1: b-malignant" in shown
@@ -83,7 +84,7 @@ def test_partition_shows_names(tmp_path, capfd):
 
 
 def test_site_check_shows_names(tmp_path, capfd):
-    data = folder(tmp_path / "data", ["a-benign", "b-malignant"])
+    data = write_image_folder(tmp_path / "data", ["a-benign", "b-malignant"])
     main(["site", "check", "--data", str(data), "--model", "mlp"])
     assert "a-benign: 24+6, b-malignant: 24+6" in " ".join(capfd.readouterr().out.split())
 
@@ -94,11 +95,11 @@ def test_a_range_goes_from_a_run_to_predictions(tmp_path, capfd):
     units[20:] = 1500
     labels = np.repeat([0, 1], 20)
     path = tmp_path / "ct.npz"
-    np.savez(path, train_images=units, train_labels=labels, test_images=units, test_labels=labels)
+    write_npz(path, units, labels)
     assert main(["run", "--loop", "--data", str(path), "--out", str(tmp_path / "none")]) != 0
     assert "samples have dtype int16" in capfd.readouterr().err
     words = ["--participants", "2", "--min-samples", "2"]
-    summary = run(tmp_path / "out", f"npz:path={path},range=[-1000,2000],classes=[air,bone]", *words)
+    summary = run_fedavg_on(tmp_path / "out", f"npz:path={path},range=[-1000,2000],classes=[air,bone]", *words)
     assert summary["range"] == [-1000, 2000]
     header, *rows = predict(tmp_path / "predictions.csv", tmp_path / "out", path)
     assert header[2:] == ["p(air)", "p(bone)"]
@@ -113,7 +114,7 @@ def test_owners_of_an_archive_are_the_participants(tmp_path, capfd):
         arrays[f"{split}_labels"] = np.arange(60) % 2
         arrays[f"{split}_clinic"] = np.repeat(["north", "south", "east"], 20)
     np.savez(tmp_path / "clinics.npz", **arrays)
-    summary = run(tmp_path / "out", f"{tmp_path / 'clinics.npz'}:key=clinic")
+    summary = run_fedavg_on(tmp_path / "out", f"{tmp_path / 'clinics.npz'}:key=clinic")
     assert [person["name"] for person in summary["participants"]] == ["east", "north", "south"]
 
 
@@ -124,7 +125,7 @@ def test_codes_are_classes_or_numbers(tmp_path, task):
     path = tmp_path / "los.csv"
     path.write_text("\n".join(["x,days,ward", *rows]) + "\n")
     data = f"table:path={path},label=days,key=ward"
-    summary = run(tmp_path / "out", data, "--task", task, "--lr", "0.001")
+    summary = run_fedavg_on(tmp_path / "out", data, "--task", task, "--lr", "0.001")
     if task == "classification":
         assert summary["classes"] == ["2", "5", "30"]
         return

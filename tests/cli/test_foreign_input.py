@@ -20,8 +20,8 @@ from safetensors.numpy import save_file
 
 from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.results.run_dir import load_run
-from tests.cli.test_predict import npz
-from tests.helpers.processes import bomb, commands, odd_files
+from tests.cli.test_predict import write_digits_npz
+from tests.helpers.processes import bomb, odd_files, run_commands
 
 Runs = Callable[[str], Path]
 # Imported, this module would leave a file where it is; nothing may import it.
@@ -32,7 +32,7 @@ def one_line_each(cases: dict[str, Sequence[str | Path]]) -> dict[str, str]:
     """What each command says: it fails, in one line."""
     said = {}
     wrong = {}
-    for what, (status, _, errors) in zip(cases, commands(*cases.values())):
+    for what, (status, _, errors) in zip(cases, run_commands(*cases.values())):
         said[what] = errors
         line = errors.count("\n") == 1 and errors.startswith("cfl-flare: ") and errors.strip().isprintable()
         if status not in (1, 2) or not line or len(errors) > 2000:
@@ -186,7 +186,7 @@ def test_models_of_predict(runs: Runs, tmp_path: Path, monkeypatch: pytest.Monke
         "cut": "cannot be read",
     }.items():
         assert reason in said[what], said[what]
-    ((status, *_),) = commands(["predict", sound, *words])
+    ((status, *_),) = run_commands(["predict", sound, *words])
     assert status == 0 and out.exists()
 
 
@@ -233,7 +233,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 def test_runs_of_show_and_onboard(runs: Runs, tmp_path: Path) -> None:
     cases: dict[str, Sequence[str | Path]] = {}
-    data = npz(tmp_path / "own.npz")
+    data = write_digits_npz(tmp_path / "own.npz")
     for i, (what, damage) in enumerate(DAMAGE.items()):
         run = Path(shutil.copytree(runs("wecfl"), tmp_path / f"{i}"))
         damage(run)
@@ -253,7 +253,7 @@ def test_runs_of_show_and_onboard(runs: Runs, tmp_path: Path) -> None:
 def test_states_of_onboard(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trap.py").write_text(TRAP)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    data, source = npz(tmp_path / "own.npz"), runs("wecfl")
+    data, source = write_digits_npz(tmp_path / "own.npz"), runs("wecfl")
     summary = load_run(source).summary
     spec, method = summary["model"], summary["method"]
     damage: dict[str, dict[str, Any]] = {
@@ -310,6 +310,6 @@ def test_names_are_shown_as_they_are(runs: Runs, tmp_path: Path) -> None:
     run = Path(shutil.copytree(runs("wecfl"), tmp_path / "[bold]runs[/bold]" / "a"))
     shutil.copytree(run, run.parent / "[red]b")
     changed(run, "summary.json", label="[green]own[/nonsense]")
-    ((status, said, errors),) = commands(["show", run.parent])
+    ((status, said, errors),) = run_commands(["show", run.parent])
     assert status == 0, errors
     assert "[green]own[/nonsense]" in said and "[red]b" in said and "[bold]runs[/bold]" in said

@@ -25,14 +25,14 @@ IMAGE = (1, 28, 28)
 FAST = ("mlp", "logistic", "fashion-cnn")
 
 
-def computed(content, samples):
+def run_onnx(content, samples):
     """What onnxruntime computes: predictions and outputs."""
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     return session.run(["predictions", "outputs"], {"samples": np.asarray(samples)})
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def onnx_runs(tmp_path_factory):
     """Two runs: of images, in which a participant's ensemble votes; of tables, in which each has its own biases."""
     folder = tmp_path_factory.mktemp("runs")
     few = ["--loop", "--rounds", "2", "--lr", "0.05"]
@@ -58,7 +58,7 @@ def test_each_network_computes_the_same_in_onnxruntime(name):
     x = torch.rand(4, *IMAGE)
     with torch.no_grad():
         outputs = network((x - 0.5) / 0.5)
-    predictions, raw = computed(content, x)
+    predictions, raw = run_onnx(content, x)
     np.testing.assert_allclose(raw, outputs.numpy(), atol=1e-5, rtol=1e-5)
     np.testing.assert_allclose(predictions, outputs.softmax(1).numpy(), atol=1e-5)
 
@@ -83,7 +83,7 @@ def test_several_voting_models_are_one_graph(task, vote):
     voted = predicted(each.sum(0), task.link)
     if vote == "probabilities":
         voted = torch.stack([predicted(one, task.link) for one in each]).mean(0)
-    np.testing.assert_allclose(computed(content, x)[0], voted.numpy(), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(run_onnx(content, x)[0], voted.numpy(), atol=1e-5, rtol=1e-5)
 
 
 def test_the_graph_fills_up_scales_and_clips_a_table():
@@ -94,7 +94,7 @@ def test_the_graph_fills_up_scales_and_clips_a_table():
     portable = Portable(network, Regression(), (2,), preparation)
     rows = np.array([[60.0, 1.0], [np.nan, np.nan], [900.0, 0.0]])
     wanted = [[1, 1], [-1, 1], [5, -1]]  # (60 - 50) / 10; 40 stands for a missing age; 85 deviations are clipped to 5
-    np.testing.assert_array_equal(computed(onnx_of(portable)[0], rows)[1], wanted)
+    np.testing.assert_array_equal(run_onnx(onnx_of(portable)[0], rows)[1], wanted)
     features = portable.description(torch.zeros(1, 2))["input"]["features"]
     assert [feature["name"] for feature in features] == ["age", "sex"]
     assert features[1]["codes"] == {"f": 0, "m": 1}
@@ -105,7 +105,7 @@ def test_bytes_that_nobody_divided_by_255_give_nan_and_no_prediction():
     content, _ = onnx_of(Portable(network, Classification(), (1, 2, 2)))
     x = np.full((2, 1, 2, 2), 0.4, np.float32)
     x[1, 0, 0, 0] = 102.0
-    predictions, outputs = computed(content, x)
+    predictions, outputs = run_onnx(content, x)
     assert np.isfinite(predictions[0]).all() and np.isnan(predictions[1]).all() and np.isnan(outputs[1]).all()
 
 
@@ -162,13 +162,13 @@ def predictions_of(run, data, folder, *options):
     return list(csv.DictReader(path.open()))
 
 
-def test_a_participants_voting_models_predict_as_predict_does(runs, tmp_path):
+def test_a_participants_voting_models_predict_as_predict_does(onnx_runs, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (6, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "images.npz", images=images)
-    run = runs / "images" / "ifca-cam-k2"
+    run = onnx_runs / "images" / "ifca-cam-k2"
     assert main(["convert", str(run), "--participant", "p1", "--out", str(tmp_path / "out")]) == 0
     ours = predictions_of(run, tmp_path / "images.npz", tmp_path, "--participant", "p1")
-    predictions, _ = computed((tmp_path / "out/p1.onnx").read_bytes(), images[:, None].astype(np.float32) / 255)
+    predictions, _ = run_onnx((tmp_path / "out/p1.onnx").read_bytes(), images[:, None].astype(np.float32) / 255)
     written = np.array([[float(row[f"p{k}"]) for k in range(10)] for row in ours])
     np.testing.assert_allclose(predictions, written, atol=1e-5)
     about = json.loads((tmp_path / "out/p1.json").read_text())
@@ -176,8 +176,8 @@ def test_a_participants_voting_models_predict_as_predict_does(runs, tmp_path):
     assert (tmp_path / "out").stat().st_mode & 0o077 == 0  # a participant's model is its own
 
 
-def test_a_participants_private_layers_and_its_tables_scaling_are_in_the_graph(runs, tmp_path):
-    run = runs / "tables" / "fedavg"
+def test_a_participants_private_layers_and_its_tables_scaling_are_in_the_graph(onnx_runs, tmp_path):
+    run = onnx_runs / "tables" / "fedavg"
     assert main(["convert", str(run), "--participant", "cleveland", "--out", str(tmp_path / "out")]) == 0
     about = json.loads((tmp_path / "out/cleveland.json").read_text())
     features = about["input"]["features"]
@@ -189,13 +189,13 @@ def test_a_participants_private_layers_and_its_tables_scaling_are_in_the_graph(r
     x = np.full((3, len(features)), np.nan)
     x[:, 0] = [np.nan if age is None else age for age in ages]
     x[:, [i for i, feature in enumerate(features) if feature.get("is") == "missing"]] = 1.0
-    predictions, _ = computed((tmp_path / "out/cleveland.onnx").read_bytes(), x)
+    predictions, _ = run_onnx((tmp_path / "out/cleveland.onnx").read_bytes(), x)
     names = [name for name in ours[0] if name.startswith("p(")]
     np.testing.assert_allclose(predictions, [[float(row[name]) for name in names] for row in ours], atol=1e-5)
     assert [f"p(num{name})" for name in about["classes"]] == names
 
 
-def test_a_common_model_of_tables_is_refused_without_someone_who_predicts(runs, tmp_path, capsys):
-    model = runs / "tables" / "fedavg" / "clusters" / "global.safetensors"
+def test_a_common_model_of_tables_is_refused_without_someone_who_predicts(onnx_runs, tmp_path, capsys):
+    model = onnx_runs / "tables" / "fedavg" / "clusters" / "global.safetensors"
     assert main(["convert", str(model), "--out", str(tmp_path / "out")]) == 2
     assert "untrained" in capsys.readouterr().err

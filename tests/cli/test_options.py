@@ -23,6 +23,7 @@ from cfl_flare.flare.policy import SHARED, check_same_settings
 from cfl_flare.methods import build_method
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
+from tests.helpers.files import write_npz
 
 # ---- Options ----
 
@@ -63,7 +64,7 @@ def test_several_texts():
 
 
 def test_how_often_sites_ask_the_server(tmp_path, capsys):
-    exported(tmp_path, "--model", MODEL, "--task-request-interval", "3")
+    export_words(tmp_path, "--model", MODEL, "--task-request-interval", "3")
     config = json.loads((tmp_path / "clustered" / "app" / "config" / "config_fed_server.json").read_text())
     assert config["server"] == {"task_request_interval": 3.0}
     assert main(["run", "--loop", "--task-request-interval", "0"]) == 2
@@ -74,7 +75,9 @@ def test_a_job_with_a_training_script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "client.py").write_text("")
     words = ["--model", MODEL, "--method", "ifca:k=2", "--train-script", "client.py", "--train-args", "--lr 1"]
-    _, controller, runner = exported(tmp_path / "jobs", *words, "--assign-metric", "accuracy", "--assign-mode", "max")
+    _, controller, runner = export_words(
+        tmp_path / "jobs", *words, "--assign-metric", "accuracy", "--assign-mode", "max"
+    )
     assert (runner["task_script_path"], runner["task_script_args"]) == ("cfl_launcher.py", "client.py --lr 1")
     assert (controller["judge"]["metric"], controller["judge"]["mode"]) == ("accuracy", "max")
 
@@ -98,7 +101,7 @@ def test_what_a_training_script_decides_is_not_said_beside_it(words, says, tmp_p
 
 def test_what_is_said_reaches_the_job(tmp_path):
     words = ["--model", MODEL, "--task-timeout", "99", "--patience", "3", "--torch-threads", "2", "--site-sums"]
-    _, controller, executor = exported(tmp_path, *words, "--method", "fedavg", "--server-memory-gc-rounds", "4")
+    _, controller, executor = export_words(tmp_path, *words, "--method", "fedavg", "--server-memory-gc-rounds", "4")
     assert (controller["task_timeout"], controller["patience"], controller["memory_gc_rounds"]) == (99, 3, 4)
     assert (executor["torch_threads"], executor["site_sums"]) == (2, True)
     assert "memory_gc_rounds" not in executor or executor["memory_gc_rounds"] == 0
@@ -107,7 +110,7 @@ def test_what_is_said_reaches_the_job(tmp_path):
 def test_optimizers_reach_the_job_with_the_run_s_rounds(tmp_path):
     words = "--optimizer adamw --lr-schedule cosine --lr-warmup 2 --rounds 9 --clip-grad 1 --class-weights balanced"
     server = "--server-optimizer adagrad --server-lr 0.3"
-    _, controller, executor = exported(tmp_path, "--model", MODEL, *words.split(), *server.split())
+    _, controller, executor = export_words(tmp_path, "--model", MODEL, *words.split(), *server.split())
     assert (controller["server_optimizer"], controller["server_lr"], controller["server_beta1"]) == (
         "adagrad",
         0.3,
@@ -273,8 +276,8 @@ def test_a_penalty_of_the_command_line_needs_its_method_there(config, capsys):
 
 def test_an_exported_job_can_be_written_again(tmp_path):
     words = ["--model", MODEL, "--method", "ifca:k=4", "--penalty", "proximal:mu=0.1", "--name", "ward"]
-    first = exported(tmp_path / "first", *words, "--local-epochs", "2", "--task-timeout", "60")
-    again = exported(tmp_path / "again", "--config", str(tmp_path / "first" / "ward.toml"))
+    first = export_words(tmp_path / "first", *words, "--local-epochs", "2", "--task-timeout", "60")
+    again = export_words(tmp_path / "again", "--config", str(tmp_path / "first" / "ward.toml"))
     assert first == again
     assert read_config(str(tmp_path / "again" / "ward.toml"), parser().commands()["export"])["task_timeout"] == 60
 
@@ -285,7 +288,7 @@ def test_an_exported_job_can_be_written_again(tmp_path):
 MODEL = "mlp:input_shape=[1,8,8],num_classes=10"
 
 
-def exported(folder: Path, *words: str) -> tuple[dict, dict, dict]:
+def export_words(folder: Path, *words: str) -> tuple[dict, dict, dict]:
     """meta, the controller's arguments, the executor's."""
     assert main(["export", "--out", str(folder), *words]) == 0
     job = next(path for path in folder.iterdir() if (path / "meta.json").is_file())
@@ -300,7 +303,7 @@ def test_a_job_for_real_sites(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["--name", "ward", "--min-clients", "3", "--rounds", "7", "--model", MODEL, "--sample", "0.5"]
     words += ["--method", "ifca:k=4", "--penalty", "proximal:mu=0.1", "--lr", "0.2", "--local-epochs", "2"]
-    meta, controller, executor = exported(tmp_path / "jobs", *words)
+    meta, controller, executor = export_words(tmp_path / "jobs", *words)
     assert (meta["name"], meta["min_clients"]) == ("ward", 3)
     assert (controller["num_rounds"], controller["sample"]) == (7, 0.5)
     assert executor["method"]["k"] == 4
@@ -318,7 +321,7 @@ def test_a_job_for_real_sites(tmp_path, monkeypatch, capsys):
 
 
 def test_a_job_can_go_on_from_a_run(tmp_path):
-    exported(tmp_path, "--name", "ward", "--model", MODEL, "--resume-from", "earlier")
+    export_words(tmp_path, "--name", "ward", "--model", MODEL, "--resume-from", "earlier")
     config = json.loads((tmp_path / "ward" / "app" / "config" / "config_fed_server.json").read_text())
     (persistor,) = (c for c in config["components"] if c["id"] == "persistor")
     assert persistor["args"] == {"run_name": "ward", "resume_from": "earlier"}
@@ -326,11 +329,11 @@ def test_a_job_can_go_on_from_a_run(tmp_path):
 
 def test_shape_and_outputs_come_from_data_that_is_here(tmp_path):
     x, y = np.zeros((20, 20, 24, 3), np.uint8), np.arange(20) % 7
-    np.savez(tmp_path / "rgb.npz", train_images=x, train_labels=y, test_images=x, test_labels=y)
-    executor = exported(tmp_path / "a", "--data", str(tmp_path / "rgb.npz"))[2]
+    write_npz(tmp_path / "rgb.npz", x, y)
+    executor = export_words(tmp_path / "a", "--data", str(tmp_path / "rgb.npz"))[2]
     assert executor["model"]["class_path"] == "cfl_flare.models.CifarCNN"
     assert executor["model"]["args"] == {"input_shape": [3, 20, 24], "num_classes": 7, "config_type": "dict"}
-    executor = exported(tmp_path / "b", "--data", str(tmp_path / "rgb.npz"), "--model", "mlp:num_classes=9")[2]
+    executor = export_words(tmp_path / "b", "--data", str(tmp_path / "rgb.npz"), "--model", "mlp:num_classes=9")[2]
     assert executor["model"]["args"]["num_classes"] == 9
 
 
@@ -348,7 +351,7 @@ def test_shape_and_outputs_come_from_data_that_is_here(tmp_path):
 )
 def test_a_model_has_the_outputs_that_the_task_needs(tmp_path, task, y, outputs):
     x = np.zeros((20, 8, 8), np.uint8)
-    np.savez(tmp_path / "a.npz", train_images=x, train_labels=y, test_images=x, test_labels=y)
+    write_npz(tmp_path / "a.npz", x, y)
     found = shape_and_outputs(Npz(str(tmp_path / "a.npz")), "a.npz", TrainSettings(task=task))
     assert found == ((1, 8, 8), outputs, task == "segmentation")
 
@@ -356,9 +359,9 @@ def test_a_model_has_the_outputs_that_the_task_needs(tmp_path, task, y, outputs)
 def test_a_simulated_job_says_how_its_data_is_dealt_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     x, y = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 4
-    np.savez("pool.npz", train_images=x, train_labels=y, test_images=x, test_labels=y)
+    write_npz(Path("pool.npz"), x, y)
     words = ["--data", "pool.npz", "--partition", "dirichlet:alpha=0.3", "--participants", "6", "--method", "fedavg"]
-    _, controller, executor = exported(tmp_path / "jobs", *words)
+    _, controller, executor = export_words(tmp_path / "jobs", *words)
     assert executor["data"]["participants"] == 6
     assert executor["data"]["partition"] == {"partition": "dirichlet", "alpha": 0.3, "config_type": "dict"}
     assert executor["source"]["args"]["path"] == str(tmp_path / "pool.npz")  # here, as for cfl-flare run
@@ -366,7 +369,7 @@ def test_a_simulated_job_says_how_its_data_is_dealt_out(tmp_path, monkeypatch):
 
 
 def test_a_job_can_carry_the_code(tmp_path):
-    exported(tmp_path, "--model", MODEL, "--byoc")
+    export_words(tmp_path, "--model", MODEL, "--byoc")
     assert (tmp_path / "clustered" / "app" / "custom" / "cfl_flare" / "flare" / "executor.py").is_file()
 
 
@@ -416,14 +419,14 @@ def agreed(tmp_path):
     return file
 
 
-def job_of(tmp_path, agreed, *words):
+def export_agreed_job(tmp_path, agreed, *words):
     name = f"job{len(list(tmp_path.glob('jobs/*')))}"
     data = ["--data", f"site:columns={agreed}", "--name", name, "--out", str(tmp_path / "jobs")]
     return main(["export", *data, *words]), tmp_path / "jobs" / name
 
 
 def test_shape_and_classes_are_those_of_the_columns(tmp_path, agreed, capsys):
-    status, folder = job_of(tmp_path, agreed, "--model", "mlp:hidden=[]")
+    status, folder = export_agreed_job(tmp_path, agreed, "--model", "mlp:hidden=[]")
     assert status == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"nvflare job submit -j {folder} --startup-kit <your admin kit>" in said
@@ -432,11 +435,11 @@ def test_shape_and_classes_are_those_of_the_columns(tmp_path, agreed, capsys):
     assert (model["input_shape"], model["num_classes"]) == ([3], 3)
     content = {**json.loads(agreed.read_text()), "positive": 0}
     agreed.write_text(json.dumps({**content, "classes": []}))
-    assert job_of(tmp_path, agreed, "--task", "binary")[0] == 0
+    assert export_agreed_job(tmp_path, agreed, "--task", "binary")[0] == 0
     agreed.write_text(json.dumps({**content, "classes": [], "positive": None}))
-    assert job_of(tmp_path, agreed)[0] == 2
+    assert export_agreed_job(tmp_path, agreed)[0] == 2
     assert "the columns of --data name no classes; name its classes there, or give" in capsys.readouterr().err
-    assert job_of(tmp_path, agreed, "--model", "mlp:num_classes=2")[0] == 0
+    assert export_agreed_job(tmp_path, agreed, "--model", "mlp:num_classes=2")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -454,19 +457,19 @@ def test_shape_and_classes_are_those_of_the_columns(tmp_path, agreed, capsys):
     ],
 )
 def test_what_every_site_would_refuse_is_refused_at_export(tmp_path, agreed, capsys, words, says):
-    status, folder = job_of(tmp_path, agreed, *words)
+    status, folder = export_agreed_job(tmp_path, agreed, *words)
     assert status == 2 and not folder.exists()
     with pytest.raises(AssertionError, match=says):
         raise AssertionError(capsys.readouterr().err)
 
 
 def test_sites_that_take_part_are_named_in_the_job(tmp_path, agreed):
-    status, folder = job_of(tmp_path, agreed, "--sites", "ward-1, ward-2,ward-3", "--method", "fedavg")
+    status, folder = export_agreed_job(tmp_path, agreed, "--sites", "ward-1, ward-2,ward-3", "--method", "fedavg")
     assert status == 0
     deployed = json.loads((folder / "meta.json").read_text())["deploy_map"]
     assert sorted(site for sites in deployed.values() for site in sites) == ["server", "ward-1", "ward-2", "ward-3"]
     trusting = ["--min-sites-per-cluster", "1", "--min-samples-per-cluster", "1"]
-    assert job_of(tmp_path, agreed, "--sites", "a,b", "--method", "fedavg", *trusting)[0] == 0
+    assert export_agreed_job(tmp_path, agreed, "--sites", "a,b", "--method", "fedavg", *trusting)[0] == 0
 
 
 # ---- Templates ----
@@ -477,15 +480,19 @@ NAMES = list(templates.TEMPLATES)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def templates_folder(tmp_path_factory):
     """What the command writes."""
     out = tmp_path_factory.mktemp("made") / "templates"
     assert main(["templates", str(out)]) == 0
     return out
 
 
-def test_templates_are_current(folder):
-    written = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def test_templates_are_current(templates_folder):
+    written = {
+        str(path.relative_to(templates_folder)): path.read_bytes()
+        for path in templates_folder.rglob("*")
+        if path.is_file()
+    }
     there = {str(path.relative_to(TRACKED)): path.read_bytes() for path in TRACKED.rglob("*") if path.is_file()}
     assert {name.split("/")[0] for name in there} == {"cfl_wecfl_pt"} < set(NAMES)
     files = ("info.conf", "info.md", "meta.conf", templates.SERVER, templates.CLIENT)
@@ -499,43 +506,46 @@ def template_config(folder: Path, name: str, side: str) -> dict:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_two_files_of_a_template_agree(folder, name):
+def test_the_two_files_of_a_template_agree(templates_folder, name):
     controller, aggregator, persistor = (
-        c["args"] for c in templates.components(template_config(folder, name, "server"))
+        c["args"] for c in templates.components(template_config(templates_folder, name, "server"))
     )
-    (executor,) = (c["args"] for c in templates.components(template_config(folder, name, "client")))
+    (executor,) = (c["args"] for c in templates.components(template_config(templates_folder, name, "client")))
     server = {**controller, **controller["facts"], **aggregator, **persistor}
     assert set(SHARED) <= server.keys() & executor.keys()
     check_same_settings(server, executor, "site-1")
     assert build_method(unmarked(executor["method"]))
-    assert template_config(folder, name, "server")["components"][2]["id"] == "aggregator"  # the long names of info.md
     assert (
-        template_config(folder, name, "server")["model_class"] == template_config(folder, name, "client")["model_class"]
+        template_config(templates_folder, name, "server")["components"][2]["id"] == "aggregator"
+    )  # the long names of info.md
+    assert (
+        template_config(templates_folder, name, "server")["model_class"]
+        == template_config(templates_folder, name, "client")["model_class"]
     )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_key_means_one_thing(folder, name):
+def test_a_key_means_one_thing(templates_folder, name):
     """``key=value`` sets all keys of that name in a file: they must be of one kind."""
     for side in ("server", "client"):
         seen: dict = {}
-        for key, value in templates.leaves(template_config(folder, name, side)):
+        for key, value in templates.leaves(template_config(templates_folder, name, side)):
             assert seen.setdefault(key, value) == value, key
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_flare_lists_of_a_template(folder, name):
-    info = json.loads((folder / name / "info.conf").read_text())
+def test_what_flare_lists_of_a_template(templates_folder, name):
+    info = json.loads((templates_folder / name / "info.conf").read_text())
     assert len(info["description"]) <= 60 and len(name) <= 20  # what it shows
-    text = (folder / name / "info.md").read_text()
+    text = (templates_folder / name / "info.md").read_text()
     for key in ("num_rounds=20", "min_clients=3", "lr=0.001", "input_shape=[1, 28, 28]", "data_class="):
         assert f"| `{key}" in text
     assert ("| `k=" in text) == (name != "cfl_fedavg_pt")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_template_prints_is_not_refused_by_the_floors_of_real_sites(folder, name):
-    text = (folder / name / "info.md").read_text()
+def test_what_a_template_prints_is_not_refused_by_the_floors_of_real_sites(templates_folder, name):
+    text = (templates_folder / name / "info.md").read_text()
     method = build_named(*templates.split_method(templates.TEMPLATES[name][0]), here=False)
     held_back = method.traits.mergeable or method.traits.averages_only
     assert ("min_sites_per_cluster=1 min_samples_per_cluster=1" in text) == (not held_back)

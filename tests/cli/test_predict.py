@@ -30,21 +30,21 @@ from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
-from tests.engine.test_private import SPECS, built
+from tests.engine.test_private import SPECS
 from tests.engine.test_tasks import Made, model_of
-from tests.helpers.loop import kept_files, run_loop, run_of
+from tests.helpers.loop import build_from_spec, kept_files, run_loop, run_of
 from tests.helpers.play import DATA, MODEL
 
 ALL = [*SPECS, "fedds:k=2", "feddsmic:k=2", "fedcuau:k=2", "fedcuau:k=2,base={'method':'fedper'}"]
 FEW = DataConfig(4, "iid", min_samples=2)
 
 
-def run(text: str, folder: Path, private: str | None = None, source: DataSource | None = None, **more) -> Path:
+def run_spec(text: str, folder: Path, private: str | None = None, source: DataSource | None = None, **more) -> Path:
     """Two rounds, three for sums; participants of digits unless another source is given."""
     data, model = (DATA, MODEL) if source is None else (FEW, model_of(more["task"]))
     names = ("task", "batch_size")
     training = TrainSettings(lr=0.1, local_steps=3, keep_momentum=True, **{k: more.pop(k) for k in names if k in more})
-    method = built(text)
+    method = build_from_spec(text)
     if method.traits.indicator is not None:
         data = DataConfig(6, DATA.partition, indicator_samples=method.traits.indicator.per_class)
     if "fedcuau" in text:
@@ -88,7 +88,7 @@ def check_reported(folder: Path, served: Path | None = None, source: DataSource 
 @pytest.mark.parametrize("text", ALL)
 def test_each_participant_s_model_reproduces_its_reported_figures(text, private, tmp_path):
     try:
-        run(text, tmp_path, private)
+        run_spec(text, tmp_path, private)
     except ConfigError as error:  # the combinations that a run refuses
         assert private is not None and "private" in str(error), error
         return
@@ -98,7 +98,7 @@ def test_each_participant_s_model_reproduces_its_reported_figures(text, private,
 @pytest.mark.parametrize("text", ["wecfl:k=2", "fedavg+:k=2", "ifca-cam:k=2,warmup=1", "ditto"])
 @pytest.mark.parametrize("task", ["binary", "multilabel", "regression", "survival", "segmentation"])
 def test_in_every_task(task, text, tmp_path):
-    run(text, tmp_path, "bias", Made(task), task=task, batch_size=8)
+    run_spec(text, tmp_path, "bias", Made(task), task=task, batch_size=8)
     check_reported(tmp_path, source=Made(task))
 
 
@@ -106,7 +106,7 @@ def test_in_every_task(task, text, tmp_path):
 
 
 def test_models_with_private_layers_are_refused_with_the_way_out(tmp_path, capsys):
-    run("wecfl:k=2", tmp_path / "run", "bias", settings=ServerSettings(2, key_metric="loss"))
+    run_spec("wecfl:k=2", tmp_path / "run", "bias", settings=ServerSettings(2, key_metric="loss"))
     np.savez(tmp_path / "new.npz", images=np.zeros((2, 8, 8), np.uint8))
     out = "untrained, as each participant has trained its own; name a participant"
     for folder in (tmp_path / "run", tmp_path / "run" / "best"):
@@ -119,7 +119,7 @@ def test_models_with_private_layers_are_refused_with_the_way_out(tmp_path, capsy
 
 @pytest.mark.parametrize(("text", "refused"), [("fedper", True), ("fedbabu", False), ("ditto", False)])
 def test_a_head_that_only_participants_train_is_refused(text, refused, tmp_path):
-    run(text, tmp_path)
+    run_spec(text, tmp_path)
     if refused:
         with pytest.raises(ConfigError, match="untrained, as each participant"):
             load_model(tmp_path)
@@ -128,21 +128,21 @@ def test_a_head_that_only_participants_train_is_refused(text, refused, tmp_path)
 
 
 def test_nothing_is_kept_of_participants_where_that_is_forbidden(tmp_path):
-    run("wecfl:k=2", tmp_path, "bias", at_site=SiteSettings(keep_served=False))
+    run_spec("wecfl:k=2", tmp_path, "bias", at_site=SiteSettings(keep_served=False))
     assert not (tmp_path / "served").exists()
     with pytest.raises(ConfigError, match=r"does not hold what 'p0' predicted with: .*keep_served is off"):
         load_model(tmp_path, participant="p0")
 
 
 def test_private_files_are_for_their_user_alone_and_hold_nothing_twice(tmp_path):
-    run("wecfl:k=2", tmp_path, "bias")
+    run_spec("wecfl:k=2", tmp_path, "bias")
     files = sorted((tmp_path / "served").iterdir())
     assert [path.stem for path in files] == [f"p{i}" for i in range(6)]
     for path in files:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert {*load_arrays(path)[0]} == {"body.1.bias", "head.bias"}
     kept = {path: path.read_bytes() for path in files}
-    run("wecfl:k=2", tmp_path, "bias")
+    run_spec("wecfl:k=2", tmp_path, "bias")
     assert kept == {path: path.read_bytes() for path in files}
 
 
@@ -151,7 +151,7 @@ def test_private_files_are_for_their_user_alone_and_hold_nothing_twice(tmp_path)
 TABLE = "table:path={},label=outcome,key=site"
 
 
-def table(path: Path, classes: tuple[str, ...], rows: int = 60, **columns: str) -> Path:
+def write_outcome_table(path: Path, classes: tuple[str, ...], rows: int = 60, **columns: str) -> Path:
     """Rows of two sites; the label follows from the feature x, and columns are added as they are."""
     lines = [",".join(["x", "outcome", "site", *columns])]
     for i in range(rows):
@@ -161,16 +161,16 @@ def table(path: Path, classes: tuple[str, ...], rows: int = 60, **columns: str) 
     return path
 
 
-def rows_of(run: Path, data: Path, *words: str) -> list[dict[str, str]]:
+def predict_rows(run: Path, data: Path, *words: str) -> list[dict[str, str]]:
     out = data.parent / "out.csv"
     assert main(["predict", str(run), "--data", str(data), "--out", str(out), *words]) == 0
     with out.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def finished(folder: Path, *words: str, classes: tuple[str, ...] = ("benign", "malignant")) -> Path:
+def finish_table_run(folder: Path, *words: str, classes: tuple[str, ...] = ("benign", "malignant")) -> Path:
     """A run of a table through the command line."""
-    data = TABLE.format(table(folder / "train.csv", classes))
+    data = TABLE.format(write_outcome_table(folder / "train.csv", classes))
     given = ["--data", data, "--model", "mlp:hidden=[]", "--rounds", "2", "--method", "wecfl:k=2", *words]
     assert main(["run", "--loop", *given, "--out", str(folder / "run")]) == 0
     return folder / "run" / "wecfl-k2"
@@ -178,11 +178,11 @@ def finished(folder: Path, *words: str, classes: tuple[str, ...] = ("benign", "m
 
 def test_predictions_say_what_they_mean(tmp_path):
     """The names of classes, and the rows' identifiers as they are written: 007 is no 7, and no text is a formula."""
-    done = finished(tmp_path)
+    done = finish_table_run(tmp_path)
     new = tmp_path / "new.csv"
     new.write_text("patient,x\n007,1\n=cmd|' /C calc'!A0,6\n-3,2\n@x,\n,5\n")
     name = load_run(done).summary["participants"][0]["name"]
-    found = rows_of(done, new, "--participant", name, "--id", "patient")
+    found = predict_rows(done, new, "--participant", name, "--id", "patient")
     assert [*found[0]] == ["patient", "predicted outcome", "p(benign)", "p(malignant)"]
     assert [row["patient"] for row in found] == ["007", "'=cmd|' /C calc'!A0", "-3", "'@x", ""]
     for row in found:
@@ -190,7 +190,7 @@ def test_predictions_say_what_they_mean(tmp_path):
         assert row["predicted outcome"] == best
     without = new.parent / "without.csv"
     without.write_text("x\n1\n")
-    assert rows_of(done, without, "--participant", name)[0]["sample"] == "0"
+    assert predict_rows(done, without, "--participant", name)[0]["sample"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -203,22 +203,25 @@ def test_predictions_say_what_they_mean(tmp_path):
 )
 def test_predictions_of_numbers_name_the_label(task, header, tmp_path):
     labels = ("0.5", "1.5") if task == "regression" else ("0", "1")
-    done = finished(tmp_path, "--task", task, classes=labels)
+    done = finish_table_run(tmp_path, "--task", task, classes=labels)
     name = load_run(done).summary["participants"][0]["name"]
-    assert [*rows_of(done, table(tmp_path / "new.csv", labels), "--participant", name)[0]] == ["sample", *header]
+    assert [*predict_rows(done, write_outcome_table(tmp_path / "new.csv", labels), "--participant", name)[0]] == [
+        "sample",
+        *header,
+    ]
 
 
 def test_a_participant_of_a_clustered_run_needs_no_slot(tmp_path, capsys):
-    done = run("wecfl:k=2", tmp_path / "run")
+    done = run_spec("wecfl:k=2", tmp_path / "run")
     np.savez(tmp_path / "new.npz", images=np.random.default_rng(0).random((5, 8, 8)).astype(np.float32))
     for one in load_run(done).summary["participants"]:
         mine, cluster = (
-            rows_of(done, tmp_path / "new.npz", *words)
+            predict_rows(done, tmp_path / "new.npz", *words)
             for words in (["--participant", one["name"]], ["--slot", f"cluster-{one['cluster']}"])
         )
         assert mine == cluster
-    run("wecfl:k=2", tmp_path / "both" / "one")
-    run("wecfl:k=2", tmp_path / "both" / "two")
+    run_spec("wecfl:k=2", tmp_path / "both" / "one")
+    run_spec("wecfl:k=2", tmp_path / "both" / "two")
     with pytest.raises(ConfigError, match=r"holds 'p0' more than once: .*; name one run"):
         load_model(tmp_path / "both", participant="p0")
     words = ["predict", str(done), "--data", str(tmp_path / "new.npz"), "--out", str(tmp_path / "x.csv")]
@@ -235,7 +238,7 @@ def test_a_participant_of_a_clustered_run_needs_no_slot(tmp_path, capsys):
 # ---- onboard ----
 
 
-def npz(path: Path, size: int = 8, top: int = 9, count: int = 40) -> Path:
+def write_digits_npz(path: Path, size: int = 8, top: int = 9, count: int = 40) -> Path:
     """Digits of one participant in MedMNIST's layout."""
     train, test = Digits().load()
     arrays = {}
@@ -251,7 +254,7 @@ def npz(path: Path, size: int = 8, top: int = 9, count: int = 40) -> Path:
 def test_onboard_saves_a_model_that_predicts_as_it_says(
     runs: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    data, out = npz(tmp_path / "own.npz"), tmp_path / "out"
+    data, out = write_digits_npz(tmp_path / "own.npz"), tmp_path / "out"
     folder = Path(shutil.copytree(runs(name), tmp_path / "cfl"))
     assert main(["onboard", str(folder), "--data", str(data), "--name", "ward", "--out", str(out)]) == 0
     said = capsys.readouterr().out
@@ -277,7 +280,7 @@ def test_onboard_saves_a_model_that_predicts_as_it_says(
 def test_onboard_reads_the_indicator_file(
     runs: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data, file = npz(tmp_path / "own.npz"), npz(tmp_path / "indicator.npz", count=400)
+    data, file = write_digits_npz(tmp_path / "own.npz"), write_digits_npz(tmp_path / "indicator.npz", count=400)
     words = ["onboard", str(runs("fedds")), "--data", str(data), "--out", str(tmp_path / "out")]
     assert main(words) == 2
     wanted = "compares models on 10 indicator samples of each class; name a file with them: --indicator-file"
@@ -296,7 +299,7 @@ class Mine(FedAvg):
 
 
 def test_onboard_asks_that_a_foreign_class_is_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, data = run_of(Mine(), tmp_path / "cfl", rounds=1), npz(tmp_path / "own.npz")
+    folder, data = run_of(Mine(), tmp_path / "cfl", rounds=1), write_digits_npz(tmp_path / "own.npz")
     assert main(["onboard", str(folder), "--data", str(data)]) == 2
     assert "the run names tests.cli.test_predict.Mine, which is not cfl_flare's own" in capsys.readouterr().err
     assert not (folder / "newcomers").exists()
@@ -306,8 +309,14 @@ def test_onboard_asks_that_a_foreign_class_is_allowed(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"data": partial(npz, size=9)}, r"MLP does not take samples of shape \(1, 9, 9\) .*bring the samples to what"),
-        ({"data": partial(npz, top=11)}, r"label 11 does not fit .*\(1, 10\); .*bring the labels to its classes"),
+        (
+            {"data": partial(write_digits_npz, size=9)},
+            r"MLP does not take samples of shape \(1, 9, 9\) .*bring the samples to what",
+        ),
+        (
+            {"data": partial(write_digits_npz, top=11)},
+            r"label 11 does not fit .*\(1, 10\); .*bring the labels to its classes",
+        ),
         ({"--name": "a/b"}, r"--name = 'a/b' should be letters"),
         ({"--name": "p1"}, r"'p1' is a participant of the run; give it another name"),
         ({"--out": "."}, r"--out = '.*' is not an empty folder"),
@@ -326,7 +335,7 @@ def test_onboard_refuses(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = Path(shutil.copytree(runs("fedavg"), tmp_path / "cfl"))
-    make = words.pop("data", npz)
+    make = words.pop("data", write_digits_npz)
     run = words.pop("run", str(folder))
     given = [word for pair in words.items() for word in pair]
     before = kept_files(folder)

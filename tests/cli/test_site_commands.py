@@ -36,6 +36,7 @@ from cfl_flare.training.membership import attacks
 from cfl_flare.training.privacy import Spend, epsilon_of, rdp_of
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.settings import TrainSettings
+from tests.helpers.files import write_npz
 from tests.helpers.processes import can_mount, on_small_disk
 from tests.helpers.tiny import coin
 
@@ -47,14 +48,10 @@ def wide_and_unset(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def npz(path: Path, labels: list[int], test: list[int] | None = None) -> Path:
+def write_labelled_npz(path: Path, labels: list[int], test: list[int] | None = None) -> Path:
     rng = np.random.default_rng(0)
-    images = {
-        k: rng.integers(0, 256, (len(y), 8, 8), np.uint8) for k, y in (("train", labels), ("test", test or labels))
-    }
-    arrays = {f"{k}_images": x for k, x in images.items()}
-    np.savez(path, **arrays, train_labels=np.array(labels), test_labels=np.array(test or labels))
-    return path
+    images, test_images = (rng.integers(0, 256, (len(own), 8, 8), np.uint8) for own in (labels, test or labels))
+    return write_npz(path, images, np.array(labels), test_images, np.array(test or labels))
 
 
 def checked(capsys, *words: str) -> tuple[int, str]:
@@ -64,7 +61,7 @@ def checked(capsys, *words: str) -> tuple[int, str]:
 
 
 def test_a_sound_site(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz", [0, 1, 1, 2] * 5)))
+    monkeypatch.setenv("CFL_DATA", str(write_labelled_npz(tmp_path / "ward.npz", [0, 1, 1, 2] * 5)))
     monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path))
     status, said = checked(capsys)
     assert status == 0 and "fails" not in said
@@ -89,7 +86,10 @@ def test_a_sound_site(tmp_path, capsys, monkeypatch):
     ],
 )
 def test_what_would_make_a_job_fail_is_said_before_it(tmp_path, capsys, words, reason, way_out):
-    files = {"few": npz(tmp_path / "few.npz", [0, 1, 0, 1]), "good": npz(tmp_path / "good.npz", [0, 1, 2, 2] * 3)}
+    files = {
+        "few": write_labelled_npz(tmp_path / "few.npz", [0, 1, 0, 1]),
+        "good": write_labelled_npz(tmp_path / "good.npz", [0, 1, 2, 2] * 3),
+    }
     status, said = checked(capsys, *(word.format(**files) for word in words))
     assert status == 1
     assert "fails" in said and reason in said and way_out in said
@@ -125,7 +125,7 @@ def test_a_kit_and_a_full_disk(tmp_path, monkeypatch):
 
 
 def test_what_a_site_s_patients_have_left_of_their_privacy(tmp_path, capsys, monkeypatch):
-    kit, data = tmp_path / "kit", npz(tmp_path / "ward.npz", [0, 1, 1, 2] * 5)
+    kit, data = tmp_path / "kit", write_labelled_npz(tmp_path / "ward.npz", [0, 1, 1, 2] * 5)
     for name in ("startup", "local"):
         (kit / name).mkdir(parents=True)
     with np.load(data) as arrays:
@@ -173,7 +173,7 @@ def test_a_container_that_forgets_and_a_kit_that_deploy_prepare_has_reset(tmp_pa
     assert "FLARE keeps the job's folder alone" in found.result and not found.fatal
     assert (
         "study_runtime.yaml"
-        in checked(capsys, "--kit", str(kit), "--data", str(npz(tmp_path / "x.npz", [0, 1] * 8)))[1]
+        in checked(capsys, "--kit", str(kit), "--data", str(write_labelled_npz(tmp_path / "x.npz", [0, 1] * 8)))[1]
     )
     (kit / "local" / "study_runtime.yaml").write_text("studies: {blood: {env: {CFL_STATE_ROOT: /data/blood/state}}}")
     assert [*check.state(root, kit)] == []
@@ -317,7 +317,7 @@ def test_bad_input_of_predict_is_one_line(tmp_path, capsys, monkeypatch):
 RUN = ["run", "--loop", "--model", "mlp:hidden=[]", "--rounds", "2", "--data", "heart"]
 
 
-def hospitals(folder):
+def write_hospital_tables(folder):
     """The raw tables of the four hospitals."""
     with gzip.open(FOLDER / HEART, "rt") as file:
         rows = list(csv.DictReader(file))
@@ -330,27 +330,27 @@ def hospitals(folder):
     return sorted(folder.glob("*.csv"))
 
 
-def refused(words, capsys):
+def run_refused(words, capsys):
     assert main(words) == 2
     return capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished_runs(tmp_path_factory):
     """A run of the four hospitals."""
     out = tmp_path_factory.mktemp("run") / "out"
     assert main([*RUN, "--method", "fedavg", "--method", "wecfl:k=2", "--out", str(out)]) == 0
     return out
 
 
-def test_hospitals_are_the_participants_by_themselves(finished):
-    run = load_run(finished / "fedavg")
+def test_hospitals_are_the_participants_by_themselves(finished_runs):
+    run = load_run(finished_runs / "fedavg")
     assert [p["samples"] for p in run.summary["participants"]] == [227, 220, 150, 92]
     assert run.summary["data"]["partition"] == {"partition": "natural"}
     names = ["cleveland", "hungary", "long-beach", "switzerland"]
     assert [p["name"] for p in run.summary["participants"]] == run.summary["data"]["owners"] == names
     assert {line["participant"] for line in run.assignments} == {*names}
-    assert "long-beach" in (finished / "fedavg" / "report.html").read_text()
+    assert "long-beach" in (finished_runs / "fedavg" / "report.html").read_text()
 
 
 def test_what_a_hospital_is_called_moves_no_number(tmp_path):
@@ -386,42 +386,42 @@ def test_what_columns_became_is_printed(capsys):
         assert line in printed
 
 
-def test_predict_takes_a_table_as_it_is(finished, tmp_path, capsys):
-    new = hospitals(tmp_path)[0]
-    out, model = tmp_path / "p.csv", str(finished / "fedavg")
+def test_predict_takes_a_table_as_it_is(finished_runs, tmp_path, capsys):
+    new = write_hospital_tables(tmp_path)[0]
+    out, model = tmp_path / "p.csv", str(finished_runs / "fedavg")
     words = ["predict", model, "--data", str(new), "--out", str(out)]
-    assert "whose table is it? --participant None is none of the run's 4" in refused(words, capsys)
+    assert "whose table is it? --participant None is none of the run's 4" in run_refused(words, capsys)
     assert main([*words, "--participant", "cleveland"]) == 0
     found = list(csv.DictReader(out.open()))
     assert len(found) == 303 and {row["predicted num"] for row in found} == {"<=0", ">0"}
     assert np.isfinite([float(row["p(num>0)"]) for row in found]).all()
     fewer = tmp_path / "fewer.csv"
     fewer.write_text("age,sex\n60,1\n")
-    assert "no column 'cp', which the sites agreed on" in refused(
+    assert "no column 'cp', which the sites agreed on" in run_refused(
         [*words[:3], str(fewer), *words[4:], "--participant", "cleveland"], capsys
     )
     more = tmp_path / "more.csv"
     lines = new.read_text().splitlines()
     more.write_text("\n".join([lines[0] + ",weight", *(line + ",70" for line in lines[1:])]))
-    assert "column 'weight' is new" in refused(
+    assert "column 'weight' is new" in run_refused(
         [*words[:3], str(more), *words[4:], "--participant", "cleveland"], capsys
     )
 
 
-def test_predictions_are_those_of_the_participant_s_own_test(finished, tmp_path):
+def test_predictions_are_those_of_the_participant_s_own_test(finished_runs, tmp_path):
     """A participant's rows, as the raw file has them, give what was measured of it."""
-    new = next(path for path in hospitals(tmp_path) if path.stem == "switzerland")
+    new = next(path for path in write_hospital_tables(tmp_path) if path.stem == "switzerland")
     out = tmp_path / "p.csv"
     words = ["--data", str(new), "--out", str(out), "--participant", "switzerland"]
-    assert main(["predict", str(finished / "fedavg"), *words]) == 0
+    assert main(["predict", str(finished_runs / "fedavg"), *words]) == 0
     labels = [int(row["num"]) > 0 for row in csv.DictReader(new.open())]
     right = np.mean([(row["predicted num"] == ">0") == label for row, label in zip(csv.DictReader(out.open()), labels)])
     assert right > 0.6  # 93 % of them are ill; scaled as another hospital's they would be near chance
 
 
-def test_a_newcomer_s_table_fits(finished, tmp_path, capsys):
-    new = hospitals(tmp_path)[1]
-    words = ["onboard", str(finished / "wecfl-k2"), "--name", "elsewhere", "--out", str(tmp_path / "joined")]
+def test_a_newcomer_s_table_fits(finished_runs, tmp_path, capsys):
+    new = write_hospital_tables(tmp_path)[1]
+    words = ["onboard", str(finished_runs / "wecfl-k2"), "--name", "elsewhere", "--out", str(tmp_path / "joined")]
     assert main([*words, "--data", f"table:path={new}"]) == 0
     assert (
         main(
@@ -441,7 +441,7 @@ def test_a_newcomer_s_table_fits(finished, tmp_path, capsys):
 
 def test_sites_agree_by_files(tmp_path, capsys, monkeypatch):
     files = []
-    for path in hospitals(tmp_path):
+    for path in write_hospital_tables(tmp_path):
         files.append(str(tmp_path / f"{path.stem}.json"))
         words = ["--data", f"table:path={path},label=num,categories=[cp,restecg,slope,thal]", "--out", files[-1]]
         assert main(["site", "columns", *words]) == 0
@@ -469,7 +469,7 @@ def test_sites_agree_by_files(tmp_path, capsys, monkeypatch):
     model = "mlp:input_shape=[22],num_classes=2,hidden=[]"
     assert main([*words, "--model", model, "--method", "fedavg"]) == 0
     assert '"restecg"' in (tmp_path / "jobs" / "heart" / "app" / "config" / "config_fed_client.json").read_text()
-    monkeypatch.setenv("CFL_DATA", str(hospitals(tmp_path)[0]))
+    monkeypatch.setenv("CFL_DATA", str(write_hospital_tables(tmp_path)[0]))
     monkeypatch.setenv("CFL_COLUMNS", str(tmp_path / "all.json"))
     assert main(["site", "check"]) == 0
     assert "22" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from cfl_flare.clustering.gap import ClusterCount, directions, in_words, is_clea
 from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest
 from cfl_flare.clustering.measures import agreement, points
 from cfl_flare.core.errors import ConfigError
-from tests.helpers.tiny import objective
+from tests.helpers.tiny import compute_objective
 
 
 @settings(max_examples=30, deadline=None)
@@ -71,7 +71,7 @@ def means(features: np.ndarray, labels: np.ndarray, weights: np.ndarray, centres
     return moved
 
 
-def draw(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def draw_problem(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Features, centres and weights without ties."""
     rng = np.random.default_rng(seed)
     m, k, d = rng.integers(2, 12), rng.integers(1, 5), rng.integers(1, 4)
@@ -106,7 +106,7 @@ def test_first_weights_matter() -> None:
 @settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2**32))
 def test_nearest_is_the_smallest_distance(seed: int) -> None:
-    features, centres, _ = draw(seed)
+    features, centres, _ = draw_problem(seed)
     distances = np.square(features[:, None] - centres[None]).sum(axis=2)
     np.testing.assert_array_equal(nearest(features, centres), distances.argmin(axis=1))
 
@@ -163,21 +163,21 @@ def test_an_empty_cluster_stays_where_it_is() -> None:
 @settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2**32))
 def test_neither_step_raises_the_objective(seed: int) -> None:
-    features, centres, weights = draw(seed)
+    features, centres, weights = draw_problem(seed)
     labels = lloyd(features, centres, weights, max_steps=0)
     start = centres
     for steps in range(1, 5):
         moved = means(features, labels, weights, centres)
-        after_m = objective(features, labels, moved, weights)
-        assert after_m <= objective(features, labels, centres, weights) + 1e-9
+        after_m = compute_objective(features, labels, moved, weights)
+        assert after_m <= compute_objective(features, labels, centres, weights) + 1e-9
         labels, centres = lloyd(features, start, weights, max_steps=steps), moved
-        assert objective(features, labels, centres, weights) <= after_m + 1e-9
+        assert compute_objective(features, labels, centres, weights) <= after_m + 1e-9
 
 
 @settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2**32))
 def test_lloyd_ends_where_nothing_moves(seed: int) -> None:
-    features, centres, weights = draw(seed)
+    features, centres, weights = draw_problem(seed)
     labels = lloyd(features, centres, weights)
     np.testing.assert_array_equal(lloyd(features, means(features, labels, weights, centres), weights), labels)
 
@@ -185,7 +185,7 @@ def test_lloyd_ends_where_nothing_moves(seed: int) -> None:
 @settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2**32))
 def test_lloyd_follows_the_order_of_participants_and_of_centres(seed: int) -> None:
-    features, centres, weights = draw(seed)
+    features, centres, weights = draw_problem(seed)
     rng = np.random.default_rng(seed + 1)
     rows, numbers = rng.permutation(len(features)), rng.permutation(len(centres))
     labels = lloyd(features, centres, weights)
@@ -196,7 +196,7 @@ def test_lloyd_follows_the_order_of_participants_and_of_centres(seed: int) -> No
 @settings(deadline=None, max_examples=12)
 @given(st.integers(0, 2**32))
 def test_a_whole_weight_is_so_many_participants(seed: int) -> None:
-    features, centres, _ = draw(seed)
+    features, centres, _ = draw_problem(seed)
     counts = np.random.default_rng(seed).integers(1, 4, len(features))
     weighted = lloyd(features, centres, counts.astype(float))
     repeated = lloyd(features.repeat(counts, axis=0), centres, np.ones(counts.sum()))
@@ -204,7 +204,7 @@ def test_a_whole_weight_is_so_many_participants(seed: int) -> None:
 
 
 def test_lloyd_changes_nothing_that_it_is_given() -> None:
-    features, centres, weights = draw(0)
+    features, centres, weights = draw_problem(0)
     copies = features.copy(), centres.copy(), weights.copy()
     lloyd(features, centres, weights)
     for given_array, copy in zip((features, centres, weights), copies):
@@ -306,26 +306,26 @@ def blobs(sizes: list[int], noise: float = 0.3, seed: int = 0, dimensions: int =
     return centres + 2 * rng.normal(size=dimensions) + noise * rng.normal(size=centres.shape)
 
 
-def found(rows: np.ndarray, most: int = 10, **more: int) -> ClusterCount:
+def find_number_of_clusters(rows: np.ndarray, most: int = 10, **more: int) -> ClusterCount:
     return number_of_clusters(rows @ rows.T, most, **more)
 
 
 @pytest.mark.parametrize("sizes", [[12], [40], [3, 3], [6, 6], [20, 20], [4, 5, 3], [14, 13, 13], [3] * 6, [4] * 10])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_it_finds_as_many_clusters_as_there_are(sizes: list[int], seed: int) -> None:
-    given = found(blobs(sizes, seed=seed))
+    given = find_number_of_clusters(blobs(sizes, seed=seed))
     assert given.k == len(sizes)
     assert given.labels.tolist() == np.repeat(np.arange(len(sizes)), sizes).tolist()
 
 
 def test_groups_that_come_back_in_draws_are_clear() -> None:
-    note = noted(found(blobs([14, 13, 13])))
+    note = noted(find_number_of_clusters(blobs([14, 13, 13])))
     assert note["draws"] == {"3": gap.DRAWS} and is_clear(note)
     assert note["by_k"]["3"]["stability"] == 1 > gap.STABLE > note["by_k"]["4"]["stability"]
     assert in_words(note).startswith("3 clusters found (clear): ")
-    assert is_clear(noted(found(blobs([40])))) and in_words(noted(found(blobs([40])))).startswith(
-        "one cluster found (c"
-    )
+    assert is_clear(noted(find_number_of_clusters(blobs([40])))) and in_words(
+        noted(find_number_of_clusters(blobs([40])))
+    ).startswith("one cluster found (c")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -333,7 +333,7 @@ def test_skew_without_groups_is_never_clear(seed: int) -> None:
     """Each participant is a mixture of ten directions, as labels dealt by a Dirichlet distribution are."""
     rng = np.random.default_rng(seed)
     mixtures = rng.dirichlet(np.full(10, 0.3), 40)
-    note = noted(found(mixtures @ rng.normal(size=(10, 300)) + 0.02 * rng.normal(size=(40, 300))))
+    note = noted(find_number_of_clusters(mixtures @ rng.normal(size=(10, 300)) + 0.02 * rng.normal(size=(40, 300))))
     assert not is_clear(note)
     low, high = note["set"]
     assert low < high and f"90 % set {low} to {high}" in in_words(note)
@@ -344,7 +344,7 @@ def test_groups_go_before_what_is_finer_and_comes_back_in_no_draw() -> None:
     """Four groups, in each of which participants differ in two directions: more clusters are tighter, and unstable."""
     rng = np.random.default_rng(0)
     inside = np.concatenate([rng.normal(size=(10, 2)) @ rng.normal(size=(2, 300)) for _ in range(4)])
-    given = found(blobs([10] * 4, noise=0.02) + 0.4 * inside)
+    given = find_number_of_clusters(blobs([10] * 4, noise=0.02) + 0.4 * inside)
     assert int(np.argmax(given.gap)) + 1 > 4  # the gap alone would take
     low, high = given.k_set
     assert given.k == low == 4 < high and not is_clear(noted(given))  # what is inside may be groups
@@ -354,15 +354,15 @@ def test_groups_inside_clusters_that_are_far_apart_are_in_the_set() -> None:
     """Two clusters of two groups each: draws of all have two, those of each cluster two."""
     far, near = np.repeat(np.eye(2, 300), 16, axis=0), np.repeat(np.eye(4, 300, 10), 8, axis=0)
     noise = 0.02 * np.random.default_rng(0).normal(size=(32, 300))
-    number = found(far + 0.2 * near + noise)
+    number = find_number_of_clusters(far + 0.2 * near + noise)
     assert number.k_set == (2, 4) and not is_clear(noted(number))
-    assert found(far + noise).k_set == (2, 2)
+    assert find_number_of_clusters(far + noise).k_set == (2, 2)
 
 
 def test_who_changes_sides_is_named() -> None:
     """One participant between two of three groups; all others are in the same cluster in each draw."""
     points = np.concatenate([np.repeat(np.eye(3, 300), 8, axis=0), [[0.5, 0.5, 0.0]] @ np.eye(3, 300)])
-    number = found(points + 0.1 * np.random.default_rng(1).normal(size=points.shape))
+    number = find_number_of_clusters(points + 0.1 * np.random.default_rng(1).normal(size=points.shape))
     assert number.k == 3 and len(number.steadiness) == 25
     assert min(number.steadiness[:24]) == 1.0 > gap.AGREEING > number.steadiness[24]
     note = noted(number, [f"h{i}" for i in range(25)])
@@ -399,11 +399,11 @@ def test_the_noise_of_small_participants_makes_no_cluster() -> None:
     rng = np.random.default_rng(3)
     scales = rng.permutation(np.geomspace(0.1, 10, 24))[:, None]
     rows = scales * (2 * rng.normal(size=300) + rng.normal(size=(24, 300)) * rng.uniform(0.5, 2, (24, 1)))
-    assert found(rows).k == 1
+    assert find_number_of_clusters(rows).k == 1
 
 
 def test_small_groups_beside_a_large_one_are_seen() -> None:
-    given = found(blobs([17, 3]))
+    given = find_number_of_clusters(blobs([17, 3]))
     assert (given.k, np.bincount(given.labels).tolist()) == (2, [17, 3])
 
 
@@ -434,22 +434,22 @@ def test_the_gap_is_that_of_the_reference_sets_computed_by_hand() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_too_few_to_compare_are_one_cluster(rows: int) -> None:
-    given = found(np.eye(rows, 5))
+    given = find_number_of_clusters(np.eye(rows, 5))
     assert given.gap == given.deviations == (0.0,)
     assert given.labels.tolist() == [0] * rows
 
 
 def test_equal_vectors_and_zeros_are_one_cluster() -> None:
     for row in (np.full(7, 0.1), np.zeros(7)):
-        assert found(np.tile(row, (8, 1))).k == 1
+        assert find_number_of_clusters(np.tile(row, (8, 1))).k == 1
     scaled = np.arange(1.0, 9)[:, None] * np.full(7, 0.1)  # one direction
-    assert found(scaled).k == 1
+    assert find_number_of_clusters(scaled).k == 1
 
 
 def test_copies_are_found_and_one_that_did_not_move_does_no_harm() -> None:
     rows = np.repeat(np.eye(3), 4, axis=0)
-    assert found(rows).labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert len(found(np.vstack([rows, np.zeros(3)])).labels) == 13
+    assert find_number_of_clusters(rows).labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert len(find_number_of_clusters(np.vstack([rows, np.zeros(3)])).labels) == 13
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -461,9 +461,9 @@ def test_what_is_not_finite_is_refused(bad: float) -> None:
 
 
 def test_no_more_than_allowed_and_no_more_than_half() -> None:
-    assert len(found(blobs([4] * 5), 3).gap) == 3
-    assert found(blobs([4] * 5), 3).k <= 3
-    assert len(found(blobs([3, 4]), 10).gap) == 3
+    assert len(find_number_of_clusters(blobs([4] * 5), 3).gap) == 3
+    assert find_number_of_clusters(blobs([4] * 5), 3).k <= 3
+    assert len(find_number_of_clusters(blobs([3, 4]), 10).gap) == 3
 
 
 @settings(max_examples=25, deadline=None)
@@ -471,7 +471,7 @@ def test_no_more_than_allowed_and_no_more_than_half() -> None:
 def test_neither_order_nor_scale_matter(seed: int, groups: int, power: float) -> None:
     rows = blobs([4, 5, 3, 6][:groups], seed=seed, dimensions=60)
     order = np.random.default_rng(seed).permutation(len(rows))
-    one, other = found(rows, 5), found(10.0**power * rows[order], 5)
+    one, other = find_number_of_clusters(rows, 5), find_number_of_clusters(10.0**power * rows[order], 5)
     assert one.k == other.k
     assert agreement(one.labels[order].tolist(), other.labels.tolist())["ari"] == 1
     np.testing.assert_allclose(one.gap, other.gap, atol=1e-6)
@@ -479,4 +479,8 @@ def test_neither_order_nor_scale_matter(seed: int, groups: int, power: float) ->
 
 def test_the_seed_alone_decides_the_reference_sets() -> None:
     rows = blobs([6, 6])
-    assert found(rows, seed=1).gap == found(rows, seed=1).gap != found(rows, seed=2).gap
+    assert (
+        find_number_of_clusters(rows, seed=1).gap
+        == find_number_of_clusters(rows, seed=1).gap
+        != find_number_of_clusters(rows, seed=2).gap
+    )

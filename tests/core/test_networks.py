@@ -80,7 +80,7 @@ class Pooled(nn.Module):
         return self.head(self.features(x).flatten(1))
 
 
-class Scaled(Small):
+class SmallScaled(Small):
     def __init__(self, scale: float = 1.0):
         super().__init__()
         self.factor = scale
@@ -95,13 +95,13 @@ class Buffered(Small):
         self.register_buffer("factor", torch.tensor(scale), persistent=False)
 
 
-class Dropping(Small):
+class SmallWithDropout(Small):
     def __init__(self, rate: float = 0.5):
         super().__init__()
         self.drop = nn.Dropout(rate)
 
 
-class Frozen(Small):
+class SmallFrozen(Small):
     def __init__(self, frozen: bool = False):
         super().__init__()
         self.layer.requires_grad_(not frozen)
@@ -247,7 +247,7 @@ def rebuilt(network: nn.Module) -> tuple[dict[str, Any], nn.Module]:
     return spec, again
 
 
-def refusal(network: nn.Module) -> str:
+def refuse_network(network: nn.Module) -> str:
     with pytest.raises(ConfigError, match="as a site would build it is not this one") as caught:
         describe_network(network)
     return str(caught.value)
@@ -264,10 +264,10 @@ def test_arguments_that_are_kept_are_taken():
         (Activated(torch.tanh), "act is <built-in method tanh"),
         (Activated(lambda x: -x), "act is <function"),
         (Pooled("avg"), "features.1 is AvgPool2d("),
-        (Scaled(5.0), "factor is 5.0 here, 1.0 there"),
+        (SmallScaled(5.0), "factor is 5.0 here, 1.0 there"),
         (Buffered(5.0), "factor is tensor(5.) here, tensor(1.) there"),
-        (Dropping(0.1), "drop.p is 0.1 here, 0.5 there"),
-        (Frozen(True), "layer.bias.requires_grad is False here, True there"),
+        (SmallWithDropout(0.1), "drop.p is 0.1 here, 0.5 there"),
+        (SmallFrozen(True), "layer.bias.requires_grad is False here, True there"),
         (Closed(2), "raised is"),
         (Hooked(True), "_forward_hooks is 1 here, 0 there"),
         (Signed(True), "with the same parameters its outputs for an input of (2, 3) are others there"),
@@ -275,14 +275,16 @@ def test_arguments_that_are_kept_are_taken():
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
 def test_a_network_that_is_silently_another_one_is_refused(network, difference):
-    text = refusal(network)
+    text = refuse_network(network)
     assert difference in text
     (name,) = [n for n in vars(type(network))["__init__"].__annotations__ if n != "return"]
     assert f"it does not keep its argument {name!r}" in text
     assert f"pass {{'class_path': '{HERE}.{type(network).__name__}', 'args': {{{name!r}: ...}}}}" in text
 
 
-@pytest.mark.parametrize("cls", [Activated, Pooled, Scaled, Buffered, Dropping, Frozen, Closed, Hooked, Signed, Ruled])
+@pytest.mark.parametrize(
+    "cls", [Activated, Pooled, SmallScaled, Buffered, SmallWithDropout, SmallFrozen, Closed, Hooked, Signed, Ruled]
+)
 def test_the_same_network_as_by_default_is_taken(cls):
     network = cls().train()
     next(iter(network.children())).eval()
@@ -295,7 +297,7 @@ def test_the_same_network_as_by_default_is_taken(cls):
 def test_nothing_is_built_of_which_the_memory_is_not_known():
     network = Windowed(3, window=2)
     Windowed.built.clear()
-    text = refusal(network)
+    text = refuse_network(network)
     assert Windowed.built in ([], [10**9])  # at most without memory, before its constructor looked at a value
     assert "does not keep its argument 'window'" in text and "'args': {'channels': 3, 'window': ...}" in text
 
@@ -307,14 +309,14 @@ def test_a_network_is_built_at_most_once_with_memory(monkeypatch):
     )  # any forward: what counts here is where the parameters lie
     init = Small.__init__
     monkeypatch.setattr(Small, "__init__", lambda self: (init(self), devices.append(self.layer.weight.device.type))[0])
-    network = Scaled()
+    network = SmallScaled()
     devices.clear()
     describe_network(network)
     assert devices == ["meta", "cpu"]
 
 
 def test_the_dictionary_of_a_refusal_has_what_is_known():
-    text = refusal(Forgetful(7, 5, 2, 3))
+    text = refuse_network(Forgetful(7, 5, 2, 3))
     wanted = "{'features': ..., 'hidden': ..., 'classes': ..., 'layers': ..., 'dropout': ..., 'bias': ...}"
     assert f"'args': {wanted}" in text
     pasted = re.search(r"pass (\{.*?\}\})", text)
@@ -333,12 +335,12 @@ def test_the_dictionary_of_a_refusal_has_what_is_known():
     ],
 )
 def test_what_is_kept_and_builds_another_network_is_refused(network, wanted):
-    assert wanted in refusal(network)
+    assert wanted in refuse_network(network)
 
 
 def test_an_argument_that_cannot_be_written_is_named():
     class_ = Of(nn.GELU)
-    text = refusal(class_)
+    text = refuse_network(class_)
     assert "does not keep its argument 'block'" in text
     assert (
         f"the function that made it (of_relu, of_tanh), such as {{'class_path': '{HERE}.of_relu', 'args': {{}}}}"
@@ -391,7 +393,7 @@ def test_a_function_may_be_named():
 def test_the_proof_leaves_the_random_streams_alone():
     torch.manual_seed(3)
     expected = torch.rand(2)
-    network = Dropping()
+    network = SmallWithDropout()
     torch.manual_seed(3)
     describe_network(network)
     assert torch.equal(torch.rand(2), expected)
@@ -419,7 +421,7 @@ def test_a_model_s_file_cannot_smuggle_a_class_into_the_arguments_of_ours():
 
 def test_monai_s_networks_say_what_to_write():
     nets = pytest.importorskip("monai.networks.nets", reason="MONAI is not installed")
-    text = refusal(nets.UNet(3, 1, 2, (4, 8), (2,), num_res_units=1))
+    text = refuse_network(nets.UNet(3, 1, 2, (4, 8), (2,), num_res_units=1))
     known = "'in_channels': 1, 'out_channels': 2, 'channels': [4, 8], 'strides': [2], 'num_res_units': 1"
     assert f"'args': {{{known}, 'spatial_dims': ...}}" in text
 
@@ -427,7 +429,7 @@ def test_monai_s_networks_say_what_to_write():
 def test_torchvision_s_networks_say_what_to_write():
     models = pytest.importorskip("torchvision.models", reason="torchvision is not installed")
     network = models.resnet18(num_classes=3)
-    assert "resnet18" in refusal(network) and "torchvision.models.resnet." in refusal(network)
+    assert "resnet18" in refuse_network(network) and "torchvision.models.resnet." in refuse_network(network)
     spec = {"class_path": "torchvision.models.resnet.resnet18", "args": {"num_classes": 3}}
     assert repr(build(describe_network(spec), nn.Module, "model")) == repr(network)
 

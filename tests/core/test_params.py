@@ -25,7 +25,7 @@ from cfl_flare.training.resident import ResidentModel
 FLOATS = hnp.from_dtype(np.dtype(np.float32), allow_nan=False, allow_infinity=False, min_value=-1e6, max_value=1e6)
 
 
-class Normed(nn.Module):
+class NormedScale(nn.Module):
     """One number, one BatchNorm of one channel: the smallest model with every kind of entry."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class HeadNotAtTheEnd(nn.Module):
         self.after = nn.Parameter(torch.zeros(5))
 
 
-LAYOUT = Layout.of(Normed())  # scale 0-1, norm.weight 2, norm.bias 3, running_mean 4, running_var 5; one counter
+LAYOUT = Layout.of(NormedScale())  # scale 0-1, norm.weight 2, norm.bias 3, running_mean 4, running_var 5; one counter
 
 
 def normed(vector: Any, counter: int = 0, missing: tuple[str, ...] = ()) -> Params:
@@ -54,14 +54,14 @@ def normed(vector: Any, counter: int = 0, missing: tuple[str, ...] = ()) -> Para
     return LAYOUT.pack({k: v for k, v in params.arrays().items() if k not in missing}, allow_missing=True)
 
 
-def plain(vector: Any) -> Params:
+def make_plain_model(vector: Any) -> Params:
     """A model that is one vector."""
     module = nn.Module()
     module.weight = nn.Parameter(torch.zeros(len(vector)))
     return Params(Layout.of(module), np.asarray(vector, np.float32))
 
 
-def named(layout: Layout, **having: Any) -> list[str]:
+def list_entry_names(layout: Layout, **having: Any) -> list[str]:
     return [e.name for e in layout.entries if all(getattr(e, k) == v for k, v in having.items())]
 
 
@@ -74,19 +74,19 @@ def test_the_layout_of_an_mlp() -> None:
         ("head.bias", (4,), 55),
     ]
     assert (layout.size, layout.parameter_size, layout.counter_size, layout.nbytes) == (59, 59, 0, 236)
-    assert named(layout, head=True) == ["head.weight", "head.bias"]
-    assert named(layout, fc=True) == named(layout)
+    assert list_entry_names(layout, head=True) == ["head.weight", "head.bias"]
+    assert list_entry_names(layout, fc=True) == list_entry_names(layout)
 
 
 def test_the_layout_of_a_network_with_batchnorm() -> None:
     layout = Layout.of(FashionCNN((1, 8, 8), 3))
-    assert named(layout, kind="buffer") == [
+    assert list_entry_names(layout, kind="buffer") == [
         "body.1.running_mean",
         "body.1.running_var",
         "body.5.running_mean",
         "body.5.running_var",
     ]
-    assert named(layout, kind="counter") == ["body.1.num_batches_tracked", "body.5.num_batches_tracked"]
+    assert list_entry_names(layout, kind="counter") == ["body.1.num_batches_tracked", "body.5.num_batches_tracked"]
     assert layout.parameter_size == sum(p.numel() for p in FashionCNN((1, 8, 8), 3).parameters())
     assert layout.size == layout.parameter_size + 2 * 16 + 2 * 32
     assert layout.counter_size == 2
@@ -112,14 +112,14 @@ def test_the_parts_of_a_network() -> None:
 
 def test_the_head_is_the_last_linear_layer_wherever_it_stands() -> None:
     layout = Layout.of(HeadNotAtTheEnd())
-    assert named(layout, head=True) == ["last.weight"]
-    assert named(layout, fc=True) == ["first.weight", "first.bias", "last.weight"]
+    assert list_entry_names(layout, head=True) == ["last.weight"]
+    assert list_entry_names(layout, fc=True) == ["first.weight", "first.bias", "last.weight"]
     assert sum(s.stop - s.start for s in layout.select("backbone")) == 5 + 6 + 3
     assert sum(s.stop - s.start for s in layout.select("head")) == 12
 
 
 def test_buffers_that_are_not_saved_are_no_part_of_a_model() -> None:
-    assert named(LAYOUT) == [
+    assert list_entry_names(LAYOUT) == [
         "scale",
         "norm.weight",
         "norm.bias",
@@ -293,7 +293,7 @@ def test_the_weighted_mean_is_numpys_in_any_order(rows: np.ndarray, data: st.Dat
     m = len(rows)
     weights = data.draw(st.lists(st.floats(1e-3, 1e3), min_size=m, max_size=m))
     order = data.draw(st.permutations(range(m)))
-    models = [plain(row) for row in rows]
+    models = [make_plain_model(row) for row in rows]
     mean = weighted_mean(zip(models, weights), models[0]).vector
     shuffled = weighted_mean([(models[i], weights[i]) for i in order], models[0]).vector
     scale = max(1.0, float(np.abs(rows).max()))
@@ -305,7 +305,7 @@ def test_the_weighted_mean_is_numpys_in_any_order(rows: np.ndarray, data: st.Dat
 @settings(deadline=None)
 @given(hnp.arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=FLOATS), st.floats(1e-3, 1e3))
 def test_equal_weights_give_the_plain_mean(rows: np.ndarray, weight: float) -> None:
-    models = [plain(row) for row in rows]
+    models = [make_plain_model(row) for row in rows]
     mean = weighted_mean([(model, weight) for model in models], models[0]).vector
     scale = max(1.0, float(np.abs(rows).max()))
     np.testing.assert_allclose(mean, rows.mean(axis=0, dtype=np.float64), rtol=1e-6, atol=1e-6 * scale)
@@ -314,7 +314,9 @@ def test_equal_weights_give_the_plain_mean(rows: np.ndarray, weight: float) -> N
 @settings(deadline=None)
 @given(hnp.arrays(np.float32, st.integers(1, 8), elements=FLOATS), st.floats(1e-3, 1e9))
 def test_the_mean_of_one_model_is_that_model(row: np.ndarray, weight: float) -> None:
-    np.testing.assert_array_equal(weighted_mean([(plain(row), weight)], plain(row * 0)).vector, row)
+    np.testing.assert_array_equal(
+        weighted_mean([(make_plain_model(row), weight)], make_plain_model(row * 0)).vector, row
+    )
 
 
 def test_files_keep_arrays_and_facts(tmp_path: Path) -> None:

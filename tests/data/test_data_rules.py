@@ -28,7 +28,7 @@ def labelled(totals, per_test=5):
     return made[0], made[1]
 
 
-def draw(spec, participants, seed, totals=(600,) * 10, min_samples=1):
+def draw_deal(spec, participants, seed, totals=(600,) * 10, min_samples=1):
     """The report and the deal of a rule."""
     train, test = labelled(totals)
     rule = build_partition(spec)
@@ -72,7 +72,7 @@ LOSSY = ("lda", "heterogeneity_tiers", "quantity", "n_class")
 @settings(deadline=None, max_examples=8)
 @given(participants=st.integers(8, 24), seed=seeds)
 def test_every_rule_deals_each_sample_at_most_once_in_the_same_proportions(spec, participants, seed):
-    report, deal = draw(spec, participants, seed)
+    report, deal = draw_deal(spec, participants, seed)
     check_sound(report, lossless=spec["partition"] not in LOSSY)
     if spec["partition"] in ("lda", "heterogeneity_tiers"):
         # Cut to one size: the mix is kept, up to what the largest had more.
@@ -80,14 +80,14 @@ def test_every_rule_deals_each_sample_at_most_once_in_the_same_proportions(spec,
         assert np.abs(train - test).max() <= 2 / report.test.sum(axis=1).min() + 0.02
     elif not build_partition(spec).pooled:
         check_same_proportions(report)
-    again = draw(spec, participants, seed)[1]
+    again = draw_deal(spec, participants, seed)[1]
     assert all(np.array_equal(a, b) for a, b in zip(deal.train + deal.test, again.train + again.test))
     assert deal.truth == again.truth and len(deal.truth) == participants
 
 
 @pytest.mark.parametrize("spec", RULES, ids=lambda spec: spec["partition"])
 def test_another_seed_deals_otherwise(spec):
-    one, other = draw(spec, 10, 0)[1], draw(spec, 10, 1)[1]
+    one, other = draw_deal(spec, 10, 0)[1], draw_deal(spec, 10, 1)[1]
     assert not all(np.array_equal(a, b) for a, b in zip(one.train, other.train))
 
 
@@ -98,7 +98,7 @@ def test_every_rule_is_covered_here():
 @some
 @given(participants=st.integers(1, 24), seed=seeds, totals=st.lists(st.integers(60, 200), min_size=2, max_size=6))
 def test_iid_differs_by_rounding_alone(participants, seed, totals):
-    report, _ = draw({"partition": "iid"}, participants, seed, totals)
+    report, _ = draw_deal({"partition": "iid"}, participants, seed, totals)
     check_sound(report)
     assert np.ptp(report.train, axis=0).max() <= 1
 
@@ -106,7 +106,7 @@ def test_iid_differs_by_rounding_alone(participants, seed, totals):
 @some
 @given(n=st.integers(1, 6), participants=st.integers(6, 40), seed=seeds)
 def test_n_class_gives_n_classes_and_splits_each_evenly(n, participants, seed):
-    report, _ = draw({"partition": "n_class", "n": n}, participants, seed, (500,) * 6)
+    report, _ = draw_deal({"partition": "n_class", "n": n}, participants, seed, (500,) * 6)
     check_sound(report, lossless=False)
     assert (np.count_nonzero(report.train, axis=1) == n).all()
     for c in range(6):
@@ -121,7 +121,7 @@ def test_participants_draw_their_classes_independently(n, least, most):
     """Of 100 draws of 3 of 10 classes, 120 (1 - (119/120)^100) = 68 are different; of 2 classes, 40."""
     different, takers = [], []
     for seed in range(30):
-        report, _ = draw({"partition": "n_class", "n": n}, 100, seed, (6000,) * 10)
+        report, _ = draw_deal({"partition": "n_class", "n": n}, 100, seed, (6000,) * 10)
         different.append(len({tuple(own) for own in report.train > 0}))
         takers.append(np.count_nonzero(report.train, axis=0))
     expected = math.comb(10, n) * (1 - (1 - 1 / math.comb(10, n)) ** 100)
@@ -133,7 +133,7 @@ def test_participants_draw_their_classes_independently(n, least, most):
 
 
 def test_a_class_that_nobody_drew_stays_unused():
-    report, _ = draw({"partition": "n_class", "n": 1}, 3, 0, (50, 60, 70, 80))
+    report, _ = draw_deal({"partition": "n_class", "n": 1}, 3, 0, (50, 60, 70, 80))
     unused = report.train.sum(axis=0) == 0
     assert unused.any()
     assert report.train_unused == report.train_total[unused].sum()
@@ -141,7 +141,7 @@ def test_a_class_that_nobody_drew_stays_unused():
 
 
 def test_n_class_in_sets_deals_the_same_classes_in_turn():
-    report, _ = draw({"partition": "n_class", "n": 3, "sets": 5}, 12, 0, (40, 30, 60, 50, 20))
+    report, _ = draw_deal({"partition": "n_class", "n": 3, "sets": 5}, 12, 0, (40, 30, 60, 50, 20))
     # Sets 0 and 1 have three participants, the others two; the last ones go on at class 0.
     has = {0: [0, 1, 2], 1: [1, 2, 3], 2: [2, 3, 4], 3: [0, 3, 4], 4: [0, 1, 4]}
     assert [np.flatnonzero(own).tolist() for own in report.train] == [has[j % 5] for j in range(12)]
@@ -152,20 +152,20 @@ def test_n_class_in_sets_deals_the_same_classes_in_turn():
 
 
 def test_fewer_sets_than_classes_leave_classes_unused():
-    report, _ = draw({"partition": "n_class", "n": 2, "sets": 3}, 6, 0, (10, 20, 30, 40, 50, 60))
+    report, _ = draw_deal({"partition": "n_class", "n": 2, "sets": 3}, 6, 0, (10, 20, 30, 40, 50, 60))
     assert report.train.sum(axis=0).tolist() == [10, 20, 30, 40, 0, 0]
 
 
 def test_true_groups_are_the_sets_also_where_sizes_are_drawn():
-    hosted = DataConfig(20, "n_class:n=2,sets=10", min_samples=1).host(Toy(), "s", 0, 1)
+    hosted = DataConfig(20, "n_class:n=2,sets=10", min_samples=1).host(Squares(), "s", 0, 1)
     assert [p.group for p in hosted] == [*range(10), *range(10)]
     assert all(set(p.train.y) == {p.group, (p.group + 1) % 10} for p in hosted)
     spec = {"partition": "quantity", "lo": 10, "hi": 20, "rule": "n_class", "n": 2, "sets": 4}
-    assert draw(spec, 8, 0)[0].truth == [0, 1, 2, 3] * 2
+    assert draw_deal(spec, 8, 0)[0].truth == [0, 1, 2, 3] * 2
 
 
 def test_sets_are_of_the_classes_that_the_data_has():
-    report, _ = draw({"partition": "n_class", "n": 2, "sets": 3}, 3, 0, (10, 0, 20, 30))
+    report, _ = draw_deal({"partition": "n_class", "n": 2, "sets": 3}, 3, 0, (10, 0, 20, 30))
     assert [np.flatnonzero(own).tolist() for own in report.train] == [[0, 2], [2, 3], [0, 3]]
 
 
@@ -180,7 +180,7 @@ def test_sets_are_of_the_classes_that_the_data_has():
 def test_cluster_dirichlet_groups_have_30_percent_of_the_mean_size(groups, a_between, a_within, each, seed):
     spec = {"partition": "cluster_dirichlet", "groups": groups, "a_between": a_between, "a_within": a_within}
     try:
-        report, _ = draw(spec, groups * each, seed)
+        report, _ = draw_deal(spec, groups * each, seed)
     except DataError:
         assume(False)
     check_sound(report)
@@ -191,7 +191,7 @@ def test_cluster_dirichlet_groups_have_30_percent_of_the_mean_size(groups, a_bet
 
 
 def test_cluster_dirichlet_groups_are_alike_inside_and_unlike_outside():
-    report, _ = draw({"partition": "cluster_dirichlet", "groups": 5}, 25, 3, (2000,) * 10)
+    report, _ = draw_deal({"partition": "cluster_dirichlet", "groups": 5}, 25, 3, (2000,) * 10)
     mixes = report.train / report.train.sum(axis=1, keepdims=True)
     distance = np.abs(mixes[:, None] - mixes[None]).sum(axis=2)
     same = np.equal.outer(report.truth, report.truth)
@@ -203,7 +203,7 @@ def test_cluster_dirichlet_groups_are_alike_inside_and_unlike_outside():
 def test_skewed_groups_have_the_given_participants(sizes, seed):
     for name in ("cluster_dirichlet", "cluster_n_class"):
         try:
-            report, _ = draw({"partition": name, "group_sizes": sizes}, sum(sizes), seed)
+            report, _ = draw_deal({"partition": name, "group_sizes": sizes}, sum(sizes), seed)
         except DataError:
             assume(False)
         assert report.truth == [g for g, size in enumerate(sizes) for _ in range(size)]
@@ -213,7 +213,7 @@ def test_skewed_groups_have_the_given_participants(sizes, seed):
 def test_a_group_of_more_participants_has_more_data():
     shares = []
     for seed in range(30):
-        report, _ = draw({"partition": "cluster_dirichlet", "group_sizes": [2, 8], "a_between": 1.0}, 10, seed)
+        report, _ = draw_deal({"partition": "cluster_dirichlet", "group_sizes": [2, 8], "a_between": 1.0}, 10, seed)
         shares.append(report.train[:2].sum() / report.train.sum())
     assert np.mean(shares) == pytest.approx(0.2, abs=0.06)
 
@@ -223,7 +223,7 @@ def test_a_group_of_more_participants_has_more_data():
 def test_cluster_n_class_balances_the_classes(groups, n_group, each, seed):
     n_client = n_group - 1
     spec = {"partition": "cluster_n_class", "groups": groups, "n_group": n_group, "n_client": n_client}
-    report, _ = draw(spec, groups * each, seed, (800,) * 6)
+    report, _ = draw_deal(spec, groups * each, seed, (800,) * 6)
     check_sound(report)
     assert (np.count_nonzero(report.train, axis=1) == n_client).all()
     of_group = report.train.reshape(groups, each, 6).sum(axis=1) > 0
@@ -235,14 +235,14 @@ def test_cluster_n_class_balances_the_classes(groups, n_group, each, seed):
 
 
 def test_cluster_n_class_reports_classes_that_no_group_has():
-    report, _ = draw({"partition": "cluster_n_class", "groups": 2}, 6, 0)
+    report, _ = draw_deal({"partition": "cluster_n_class", "groups": 2}, 6, 0)
     assert report.train_unused == 4 * 600 and report.test_unused == 4 * 120
 
 
 @some
 @given(alpha=st.floats(0.01, 100), participants=st.integers(2, 30), seed=seeds)
 def test_lda_gives_everyone_the_same_size(alpha, participants, seed):
-    report, _ = draw({"partition": "lda", "alpha": alpha}, participants, seed, (300,) * 8)
+    report, _ = draw_deal({"partition": "lda", "alpha": alpha}, participants, seed, (300,) * 8)
     check_sound(report, lossless=False)
     assert (report.train.sum(axis=1) == 2400 // participants).all()
     assert len(set(report.test.sum(axis=1))) == 1
@@ -252,7 +252,7 @@ def test_lda_gives_everyone_the_same_size(alpha, participants, seed):
 def test_lda_alpha_sets_the_unevenness():
     spread = []
     for alpha in (0.1, 1, 1000):
-        report, _ = draw({"partition": "lda", "alpha": alpha}, 20, 0)
+        report, _ = draw_deal({"partition": "lda", "alpha": alpha}, 20, 0)
         spread.append((report.train / report.train.sum(axis=1, keepdims=True)).max(axis=1).mean())
     assert spread[0] > 0.45 > spread[1] > 0.2 > spread[2]
 
@@ -260,13 +260,13 @@ def test_lda_alpha_sets_the_unevenness():
 @some
 @given(each=st.integers(2, 8), seed=seeds)
 def test_tiers_are_blocks_of_equal_sizes(each, seed):
-    report, _ = draw({"partition": "heterogeneity_tiers"}, 4 * each, seed)
+    report, _ = draw_deal({"partition": "heterogeneity_tiers"}, 4 * each, seed)
     assert report.truth == [t for t in range(4) for _ in range(each)]
     assert len(set(report.train.sum(axis=1))) == 1
 
 
 def test_tiers_go_from_even_to_uneven():
-    report, _ = draw({"partition": "heterogeneity_tiers"}, 40, 0)
+    report, _ = draw_deal({"partition": "heterogeneity_tiers"}, 40, 0)
     spread = (report.train / report.train.sum(axis=1, keepdims=True)).std(axis=1).reshape(4, 10).mean(axis=1)
     assert (np.diff(spread) > 0).all()
 
@@ -276,7 +276,7 @@ def test_tiers_go_from_even_to_uneven():
 def test_class_groups_truth_is_the_largest_group(groups, alpha, participants, seed):
     spec = {"partition": "class_groups", "groups": groups, "alpha": alpha}
     try:
-        report, _ = draw(spec, participants, seed, min_samples=4)
+        report, _ = draw_deal(spec, participants, seed, min_samples=4)
     except DataError:
         assume(False)
     check_sound(report)
@@ -289,7 +289,7 @@ def test_class_groups_truth_is_the_largest_group(groups, alpha, participants, se
 @given(groups=st.integers(2, 4), each=st.integers(1, 6), seed=seeds)
 def test_disjoint_class_groups_stay_with_their_block(groups, each, seed):
     spec = {"partition": "class_groups", "groups": groups, "alpha": 5.0, "disjoint": True}
-    report, _ = draw(spec, groups * each, seed)
+    report, _ = draw_deal(spec, groups * each, seed)
     check_sound(report)
     division = np.arange(10) * groups // 10
     for own, group in zip(report.train, report.truth):
@@ -297,7 +297,7 @@ def test_disjoint_class_groups_stay_with_their_block(groups, each, seed):
 
 
 def test_class_groups_can_be_drawn_as_in_the_paper():
-    report, _ = draw({"partition": "class_groups", "alpha": 0.05}, 100, 0, (6000,) * 10, min_samples=8)
+    report, _ = draw_deal({"partition": "class_groups", "alpha": 0.05}, 100, 0, (6000,) * 10, min_samples=8)
     check_sound(report)
     assert report.train.sum(axis=1).max() > 50 * report.train.sum(axis=1).min()
 
@@ -306,7 +306,7 @@ def test_class_groups_can_be_drawn_as_in_the_paper():
 @given(lo=st.integers(5, 60), more=st.integers(0, 100), participants=st.integers(2, 20), seed=seeds)
 def test_quantity_draws_sizes_and_reports_what_is_left(lo, more, participants, seed):
     spec = {"partition": "quantity", "lo": lo, "hi": lo + more, "rule": "lda", "alpha": 1.0}
-    report, _ = draw(spec, participants, seed)
+    report, _ = draw_deal(spec, participants, seed)
     sizes = report.train.sum(axis=1)
     assert lo <= sizes.min() and sizes.max() <= lo + more
     assert report.train_unused == 6000 - sizes.sum()
@@ -315,19 +315,19 @@ def test_quantity_draws_sizes_and_reports_what_is_left(lo, more, participants, s
 
 @pytest.mark.parametrize("rule", [{"rule": "n_class", "n": 3}, {"rule": {"partition": "n_class", "n": 3}}])
 def test_quantity_keeps_the_label_rule(rule):
-    report, _ = draw({"partition": "quantity", "lo": 40, "hi": 200, **rule}, 20, 0)
+    report, _ = draw_deal({"partition": "quantity", "lo": 40, "hi": 200, **rule}, 20, 0)
     assert (np.count_nonzero(report.train, axis=1) <= 3).all()
     assert np.ptp(report.train.sum(axis=1)) > 50
 
 
 def test_quantity_keeps_the_rules_truth_and_alterations():
     spec = {"partition": "quantity", "lo": 40, "hi": 100, "rule": "label_permutation", "groups": 2}
-    report, _ = draw(spec, 6, 0)
+    report, _ = draw_deal(spec, 6, 0)
     assert report.truth == [0, 0, 0, 1, 1, 1]
     samples = Samples(np.zeros((10, 1), np.float32), np.arange(10))
     assert not np.array_equal(build_partition(spec).alter(samples, 1, 10, 0).y, samples.y)
     spec = {"partition": "quantity", "lo": 40, "hi": 100, "rule": "class_groups", "alpha": 10.0}
-    assert None not in draw(spec, 6, 0)[0].truth
+    assert None not in draw_deal(spec, 6, 0)[0].truth
 
 
 def test_crossed_groups_are_a_label_group_and_a_device_each():
@@ -424,7 +424,7 @@ def test_balanced_choices_use_all_alike(items, times, seed, data):
     assert np.ptp(np.bincount(np.concatenate(chosen), minlength=items)) <= 1
 
 
-class Toy(DataSource):
+class Squares(DataSource):
     """Ten classes of squares."""
 
     def load(self):
@@ -438,10 +438,10 @@ def test_who_has_what_does_not_depend_on_the_number_of_sites(sites, seed, index)
     spec = RULES[index]
     config = DataConfig(9, spec, seed, 1)
     try:
-        together = config.host(Toy(), "all", 0, 1)
+        together = config.host(Squares(), "all", 0, 1)
     except DataError:
         assume(False)
-    apart = [hosted for i in range(sites) for hosted in config.host(Toy(), f"site-{i}", i, sites)]
+    apart = [hosted for i in range(sites) for hosted in config.host(Squares(), f"site-{i}", i, sites)]
     assert [p.name for p in apart] == [p.name for p in together] == [f"p{i}" for i in range(9)]
     for one, other in zip(apart, together):
         assert one.group == other.group
@@ -459,7 +459,7 @@ def test_partition_is_the_deal_without_the_truth():
 
 def test_the_same_deal_in_every_release():
     """Published runs must stay repeatable: the first participant's labels under a few rules and seed 7."""
-    found = {spec["partition"]: draw(spec, 10, 7)[0].train[0].tolist() for spec in RULES[:4]}
+    found = {spec["partition"]: draw_deal(spec, 10, 7)[0].train[0].tolist() for spec in RULES[:4]}
     assert found == SEED_7
 
 
@@ -515,18 +515,18 @@ REFUSED = [
 @pytest.mark.parametrize(("spec", "message"), REFUSED, ids=lambda v: str(v)[:40])
 def test_refused_settings(spec, message):
     with pytest.raises(ConfigError, match=message):
-        draw(spec, 20, 0)
+        draw_deal(spec, 20, 0)
 
 
 def test_too_few_samples_are_refused():
     with pytest.raises(DataError, match=r"no draw of 1 gave each of 50 participants 200 .* \(best: 1\d\d\); take"):
-        draw({"partition": "iid"}, 50, 0, min_samples=200)
+        draw_deal({"partition": "iid"}, 50, 0, min_samples=200)
     with pytest.raises(
         DataError, match="50 participants of lo = 500 training samples or more need 25000, the data has 6000"
     ):
-        draw({"partition": "quantity", "lo": 500, "hi": 600}, 50, 0)
+        draw_deal({"partition": "quantity", "lo": 500, "hi": 600}, 50, 0)
     with pytest.raises(DataError, match="the drawn sizes may be more than the rule's classes hold"):
-        draw({"partition": "quantity", "lo": 90, "hi": 120, "rule": "n_class", "n": 1}, 60, 0)
+        draw_deal({"partition": "quantity", "lo": 90, "hi": 120, "rule": "n_class", "n": 1}, 60, 0)
 
 
 @pytest.mark.parametrize(
@@ -553,7 +553,7 @@ def test_a_class_that_is_only_in_one_split_is_no_trouble(spec):
 
 def test_fewer_samples_of_a_class_than_participants():
     """Rounding class by class would leave the same few without anything."""
-    report, _ = draw({"partition": "iid"}, 20, 0, (20,) * 10)
+    report, _ = draw_deal({"partition": "iid"}, 20, 0, (20,) * 10)
     assert report.test.sum(axis=1).tolist() == [2] * 20
 
 

@@ -19,6 +19,7 @@ from cfl_flare.data import DataConfig, DataSource, Npz, ParticipantData, Samples
 from cfl_flare.data.loading import checked
 from cfl_flare.data.named import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, MedMNIST
 from cfl_flare.data.summary import DataSummary
+from tests.helpers.files import write_npz
 
 
 def write_idx(path, array):
@@ -133,7 +134,7 @@ def medmnist(monkeypatch):
 
 def write_medmnist(path, shape=(28, 28, 3), labels=1):
     x, y = np.zeros((6, *shape), np.uint8), np.zeros((6, labels), np.uint8)
-    np.savez(path, train_images=x, train_labels=y, test_images=x[:3], test_labels=y[:3])
+    write_npz(path, x, y, x[:3], y[:3])
 
 
 def test_medmnist(tmp_path, medmnist):
@@ -189,18 +190,15 @@ def nothing_said(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "MOUNTS", tmp_path / "data")
 
 
-def npz(path: Path, value: int) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    images, labels = np.full((4, 3, 3), value, np.uint8), np.arange(4) % 2
-    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    return path
+def write_constant_npz(path: Path, value: int) -> Path:
+    return write_npz(path, np.full((4, 3, 3), value, np.uint8), np.arange(4) % 2)
 
 
 def mount(monkeypatch, *mounted: Path) -> None:
     monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) in mounted)
 
 
-def first(source: SiteData) -> int:
+def read_first_pixel(source: SiteData) -> int:
     return int(source.load()[0].x.flat[0])
 
 
@@ -209,17 +207,17 @@ def test_the_first_place_that_is_given_counts(tmp_path, monkeypatch):
     mounted.mkdir(parents=True)
     mount(monkeypatch, mounted)
     assert SiteData(study="blood").located() == (mounted, "mounted for study blood")
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "env.npz", 2)))
-    assert first(SiteData(study="blood")) == 2
-    assert first(SiteData(str(npz(tmp_path / "given.npz", 3)), study="blood")) == 3
+    monkeypatch.setenv("CFL_DATA", str(write_constant_npz(tmp_path / "env.npz", 2)))
+    assert read_first_pixel(SiteData(study="blood")) == 2
+    assert read_first_pixel(SiteData(str(write_constant_npz(tmp_path / "given.npz", 3)), study="blood")) == 3
 
 
 def test_a_folder_with_one_npz_file_stands_for_it(tmp_path, monkeypatch):
-    mount(monkeypatch, npz(tmp_path / "data" / "blood" / "ours" / "cells.npz", 5).parent)
-    assert first(SiteData(study="blood")) == 5
+    mount(monkeypatch, write_constant_npz(tmp_path / "data" / "blood" / "ours" / "cells.npz", 5).parent)
+    assert read_first_pixel(SiteData(study="blood")) == 5
 
 
-def table(path: Path, label: str = "diagnosis") -> Path:
+def write_age_table(path: Path, label: str = "diagnosis") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [f"{age},{'ill' if age % 2 else 'well'},{age / 2}" for age in range(20)]
     path.write_text("\n".join([f"age,{label},dose", *rows]) + "\n")
@@ -227,7 +225,7 @@ def table(path: Path, label: str = "diagnosis") -> Path:
 
 
 def test_a_table_whose_label_the_site_names(tmp_path, monkeypatch):
-    path = table(tmp_path / "ward.csv")
+    path = write_age_table(tmp_path / "ward.csv")
     monkeypatch.setenv("CFL_DATA", str(path))
     with pytest.raises(
         DataError, match=r"no column 'label'; it has age, diagnosis, dose; set label, or CFL_LABEL together"
@@ -236,10 +234,10 @@ def test_a_table_whose_label_the_site_names(tmp_path, monkeypatch):
     monkeypatch.setenv("CFL_LABEL", "diagnosis")
     train, test = SiteData().load()
     assert train.x.shape[1:] == (2,) and len(train) + len(test) == 20 and set(train.y) == {0, 1}
-    monkeypatch.setenv("CFL_DATA", str(table(tmp_path / "mounted" / "ward.csv").parent))
+    monkeypatch.setenv("CFL_DATA", str(write_age_table(tmp_path / "mounted" / "ward.csv").parent))
     assert len(SiteData().load()[0]) == len(train)
     monkeypatch.delenv("CFL_LABEL")
-    monkeypatch.setenv("CFL_DATA", str(table(tmp_path / "usual.CSV", "label")))
+    monkeypatch.setenv("CFL_DATA", str(write_age_table(tmp_path / "usual.CSV", "label")))
     assert len(SiteData().load()[0]) == len(train)
 
 
@@ -309,7 +307,7 @@ def test_a_folder_of_images_beside_a_table_is_a_folder_of_images(tmp_path, monke
         for name in "ab":
             (tmp_path / "set" / name).mkdir(parents=True, exist_ok=True)
             Image.new("L", (3, 3), i).save(tmp_path / "set" / name / f"{i}.png")
-    table(tmp_path / "set" / "facts.csv")
+    write_age_table(tmp_path / "set" / "facts.csv")
     monkeypatch.setenv("CFL_DATA", str(tmp_path / "set"))
     assert SiteData(size=3).load()[0].x.shape[1:] == (1, 3, 3)
 
@@ -356,7 +354,7 @@ def test_settings_are_checked():
 def test_a_site_may_have_no_test_samples_and_is_told(tmp_path):
     path = tmp_path / "ward.npz"
     images, labels = np.full((8, 3, 3), 7, np.uint8), np.arange(8) % 2
-    np.savez(path, train_images=images, train_labels=labels, test_images=np.zeros((0,)), test_labels=np.zeros((0,)))
+    write_npz(path, images, labels, np.zeros((0,)), np.zeros((0,)))
     (own,) = DataConfig().host(Npz(str(path)), "ward", 0, 1)
     assert (own.test.x.shape, own.test.y.shape, own.test.y.dtype) == ((0, 1, 3, 3), (0,), own.train.y.dtype)
     found = DataSummary.of(own)

@@ -18,9 +18,10 @@ from cfl_flare.data import SOURCES, Digits, Npz, Samples
 from cfl_flare.data.images import Folder
 from cfl_flare.data.loading import checked
 from cfl_flare.data.table import Table
+from tests.helpers.refusals import catch_refusal
 
 
-def arrays(n=12, shape=(6, 5), dtype=np.uint8, **changes):
+def make_npz_arrays(n=12, shape=(6, 5), dtype=np.uint8, **changes):
     """The arrays of a small file in MedMNIST's layout."""
     rng = np.random.default_rng(0)
     made = {}
@@ -30,16 +31,14 @@ def arrays(n=12, shape=(6, 5), dtype=np.uint8, **changes):
     return {k: v for k, v in {**made, **changes}.items() if v is not None}
 
 
-def saved(path, **contents):
+def save_npz(path, **contents):
     np.savez(path, **contents)
     return str(path)
 
 
-def refused(source, message):
-    """One line that says what the pattern says."""
-    with pytest.raises((DataError, ConfigError), match=message) as caught:
-        checked(source.load(), "data")
-    assert "\n" not in str(caught.value)
+def refuse_source(source, message):
+    """Read a source that is refused in one line that says what the pattern says."""
+    catch_refusal(lambda: checked(source.load(), "data"), message)
 
 
 # Samples
@@ -101,10 +100,10 @@ def test_digits():
 
 
 def test_npz_grey_colour_and_keys(tmp_path, monkeypatch):
-    train, test = Npz(saved(tmp_path / "grey.npz", **arrays())).load()
+    train, test = Npz(save_npz(tmp_path / "grey.npz", **make_npz_arrays())).load()
     assert train.x.shape == (12, 1, 6, 5) and train.x.dtype == np.uint8 and train.y.dtype == np.int64
     users = {"train_user": np.arange(12), "test_user": np.arange(12)}
-    saved(tmp_path / "colour.npz", **arrays(shape=(6, 5, 3), dtype=np.float64), **users)
+    save_npz(tmp_path / "colour.npz", **make_npz_arrays(shape=(6, 5, 3), dtype=np.float64), **users)
     monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
     train, test = Npz("colour.npz", key="user").load()
     assert test.x.shape == (12, 3, 6, 5) and test.x.dtype == np.float32
@@ -136,29 +135,29 @@ def test_npz_grey_colour_and_keys(tmp_path, monkeypatch):
     ],
 )
 def test_npz_refusals(tmp_path, changes, message):
-    refused(Npz(saved(tmp_path / "a.npz", **arrays(**changes))), message)
+    refuse_source(Npz(save_npz(tmp_path / "a.npz", **make_npz_arrays(**changes))), message)
 
 
 def test_npz_that_is_no_npz(tmp_path, monkeypatch):
     monkeypatch.delenv("CFL_DATA_ROOT", raising=False)
-    refused(Npz("nowhere.npz"), "path = 'nowhere.npz' is not a file; tried nowhere.npz; CFL_DATA_ROOT is not set")
+    refuse_source(Npz("nowhere.npz"), "path = 'nowhere.npz' is not a file; tried nowhere.npz; CFL_DATA_ROOT is not set")
     monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
-    refused(Npz("nowhere.npz"), f"tried nowhere.npz, {re.escape(str(tmp_path))}")
+    refuse_source(Npz("nowhere.npz"), f"tried nowhere.npz, {re.escape(str(tmp_path))}")
     np.save(tmp_path / "single.npy", np.zeros(3))
-    refused(Npz("single.npy"), "is a single array, not an npz file")
+    refuse_source(Npz("single.npy"), "is a single array, not an npz file")
     (tmp_path / "text.npz").write_text("hello")
-    refused(Npz("text.npz"), "cannot be read as an npz file without pickled objects")
+    refuse_source(Npz("text.npz"), "cannot be read as an npz file without pickled objects")
     (tmp_path / "empty.npz").write_bytes(b"")
-    refused(Npz("empty.npz"), "cannot be read as an npz file")
+    refuse_source(Npz("empty.npz"), "cannot be read as an npz file")
     (tmp_path / "pickle.npz").write_bytes(b"\x80\x04]\x94.")  # a pickled list
-    refused(Npz("pickle.npz"), "cannot be read as an npz file without pickled objects")
-    saved(tmp_path / "cut.npz", **arrays())
+    refuse_source(Npz("pickle.npz"), "cannot be read as an npz file without pickled objects")
+    save_npz(tmp_path / "cut.npz", **make_npz_arrays())
     (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:900])
-    refused(Npz("cut.npz"), "cannot be read as an npz file")
+    refuse_source(Npz("cut.npz"), "cannot be read as an npz file")
     with zipfile.ZipFile(tmp_path / "zip.npz", "w") as file:
-        for name in arrays():
+        for name in make_npz_arrays():
             file.writestr(name, "no array")
-    refused(Npz("zip.npz"), "'train_images' is not an array")
+    refuse_source(Npz("zip.npz"), "'train_images' is not an array")
 
 
 # Folders of images
@@ -193,29 +192,35 @@ def test_folder_split_here_resized_and_converted(tmp_path, monkeypatch):
 
 def test_folder_refusals(tmp_path, monkeypatch):
     monkeypatch.delenv("CFL_DATA_ROOT", raising=False)
-    refused(Folder("nowhere"), "data folder: path = 'nowhere' is not a folder; tried nowhere; CFL_DATA_ROOT is not set")
-    refused(Folder(str(tmp_path)), "holds no folder; put each class's images into a folder of its own")
+    refuse_source(
+        Folder("nowhere"), "data folder: path = 'nowhere' is not a folder; tried nowhere; CFL_DATA_ROOT is not set"
+    )
+    refuse_source(Folder(str(tmp_path)), "holds no folder; put each class's images into a folder of its own")
     (tmp_path / "a").mkdir()
-    refused(Folder(str(tmp_path)), "holds no images in its folders")
+    refuse_source(Folder(str(tmp_path)), "holds no images in its folders")
     pictures(tmp_path, {"a": 3, "b": 3})
     Image.new("RGB", (6, 6)).save(tmp_path / "b" / "x.png")
-    refused(Folder(str(tmp_path)), r"a/0.png has 1 channel\(s\), .*b/x.png has 3; convert them, or set channels=1")
+    refuse_source(
+        Folder(str(tmp_path)), r"a/0.png has 1 channel\(s\), .*b/x.png has 3; convert them, or set channels=1"
+    )
     Image.new("L", (7, 6)).save(tmp_path / "b" / "x.png")
-    refused(Folder(str(tmp_path)), r"a/0.png is 6x6 \(height x width\), .*b/x.png is 6x7; resize them, or set size")
+    refuse_source(
+        Folder(str(tmp_path)), r"a/0.png is 6x6 \(height x width\), .*b/x.png is 6x7; resize them, or set size"
+    )
     Image.new("RGBA", (6, 6)).save(tmp_path / "b" / "x.png")
-    refused(Folder(str(tmp_path)), "b/x.png: has mode RGBA; save it as 8-bit grey or RGB")
+    refuse_source(Folder(str(tmp_path)), "b/x.png: has mode RGBA; save it as 8-bit grey or RGB")
     (tmp_path / "b" / "x.png").write_text("hello")
-    refused(Folder(str(tmp_path)), "b/x.png: cannot be read as an image")
+    refuse_source(Folder(str(tmp_path)), "b/x.png: cannot be read as an image")
     os.rename(tmp_path / "b" / "x.png", tmp_path / "b" / "x.txt")
-    refused(Folder(str(tmp_path)), "b/x.txt: not an image")
+    refuse_source(Folder(str(tmp_path)), "b/x.txt: not an image")
     os.remove(tmp_path / "b" / "x.txt")
     checked(Folder(str(tmp_path), test_share=0.4).load(), "data")
     few = checked(Folder(str(tmp_path), test_share=0.1).load(), "data")
     assert len(few[1]) == 0  # too few to keep some back
     pictures(tmp_path / "train", {"a": 1})
-    refused(Folder(str(tmp_path)), "has a folder train alone; give it both train and test, or neither")
+    refuse_source(Folder(str(tmp_path)), "has a folder train alone; give it both train and test, or neither")
     pictures(tmp_path / "test", {"z": 1})
-    refused(Folder(str(tmp_path)), "test/z: not a class in training, which has a")
+    refuse_source(Folder(str(tmp_path)), "test/z: not a class in training, which has a")
 
 
 @pytest.mark.parametrize(
@@ -235,7 +240,7 @@ def test_folder_settings(settings, message):
 # Tables
 
 
-def table(tmp_path, text):
+def write_table_text(tmp_path, text):
     (tmp_path / "t.csv").write_text(text)
     return str(tmp_path / "t.csv")
 
@@ -252,7 +257,7 @@ def seen_by_models(source):
 
 
 def test_table_standardises_by_the_training_rows(tmp_path):
-    train, test = seen_by_models(Table(table(tmp_path, PATIENTS), key="site", leave=["colour"]))
+    train, test = seen_by_models(Table(write_table_text(tmp_path, PATIENTS), key="site", leave=["colour"]))
     assert train.x.shape[1:] == (2,) and train.x.dtype == np.float32 and len(train) + len(test) == 24
     assert np.allclose(train.x.mean(axis=0), 0, atol=1e-5) and np.allclose(train.x.std(axis=0), 1, atol=1e-5)
     assert set(train.key) == {"site-0", "site-1"}
@@ -261,21 +266,23 @@ def test_table_standardises_by_the_training_rows(tmp_path):
 
 def test_table_as_it_is_and_with_constant_features(tmp_path):
     text = "a,b,label\n" + "".join(f"0.{i},7,{i % 2}\n" for i in range(8))
-    train, test = seen_by_models(Table(table(tmp_path, text), scaling="none"))
+    train, test = seen_by_models(Table(write_table_text(tmp_path, text), scaling="none"))
     assert np.allclose(sorted(np.concatenate([train.x, test.x])[:, 0]), np.arange(8) / 5 - 1)
-    train, test = seen_by_models(Table(table(tmp_path, text)))
+    train, test = seen_by_models(Table(write_table_text(tmp_path, text)))
     assert np.allclose(train.x[:, 1], 0) and np.allclose(test.x[:, 1], 0)
 
 
 def test_table_from_npz(tmp_path):
-    path = saved(tmp_path / "t.npz", x=np.random.default_rng(0).random((20, 3)), b=np.arange(20), y=np.arange(20) % 2)
+    path = save_npz(
+        tmp_path / "t.npz", x=np.random.default_rng(0).random((20, 3)), b=np.arange(20), y=np.arange(20) % 2
+    )
     train, test = checked(Table(path, label="y").load(), "data")
     assert train.x.shape[1:] == (4,) and len(test) == 4
-    refused(Table(path), r"no column 'label'; it has x\.0, x\.1, x\.2, b, y")
-    path = saved(tmp_path / "t.npz", x=np.zeros((20, 3)), label=np.zeros(19, int))
-    refused(Table(path), "'label' has 19 rows but 'x' has 20; every array is a column")
-    path = saved(tmp_path / "t.npz", x=np.zeros((20, 3)), label=np.array([{}] * 20))
-    refused(Table(path), "cannot be read as an npz file without pickled objects")
+    refuse_source(Table(path), r"no column 'label'; it has x\.0, x\.1, x\.2, b, y")
+    path = save_npz(tmp_path / "t.npz", x=np.zeros((20, 3)), label=np.zeros(19, int))
+    refuse_source(Table(path), "'label' has 19 rows but 'x' has 20; every array is a column")
+    path = save_npz(tmp_path / "t.npz", x=np.zeros((20, 3)), label=np.array([{}] * 20))
+    refuse_source(Table(path), "cannot be read as an npz file without pickled objects")
 
 
 @pytest.mark.parametrize(
@@ -298,13 +305,16 @@ def test_table_from_npz(tmp_path):
     ],
 )
 def test_table_refusals(tmp_path, text, message):
-    refused(Table(table(tmp_path, text)), message)
+    refuse_source(Table(write_table_text(tmp_path, text)), message)
 
 
 def test_table_key_and_bytes(tmp_path):
-    refused(Table(table(tmp_path, PATIENTS), key="user"), "no column 'user'; it has age, score, colour, label, site")
+    refuse_source(
+        Table(write_table_text(tmp_path, PATIENTS), key="user"),
+        "no column 'user'; it has age, score, colour, label, site",
+    )
     (tmp_path / "t.csv").write_bytes(b"a,label\n\xff\xfe,0\n")
-    refused(Table(str(tmp_path / "t.csv")), "cannot be read as a CSV file in UTF-8")
+    refuse_source(Table(str(tmp_path / "t.csv")), "cannot be read as a CSV file in UTF-8")
     with pytest.raises(ConfigError, match="label and key are both 'x'"):
         Table("t.csv", label="x", key="x")
 
@@ -355,32 +365,36 @@ def test_npz_labels_of_each_form(tmp_path):
         "age": rng.normal(50, 9, (12, 1)),
         "survival": np.stack((rng.random(12) + 1, rng.integers(0, 2, 12)), axis=1),
     }
-    path = saved(tmp_path / "a.npz", **arrays(), **{f"{s}_{n}": y for n, y in made.items() for s in ("train", "test")})
+    path = save_npz(
+        tmp_path / "a.npz", **make_npz_arrays(), **{f"{s}_{n}": y for n, y in made.items() for s in ("train", "test")}
+    )
     found = {name: checked(Npz(path, labels=name).load(), "data")[0].y for name in made}
     assert found["masks"].shape == (12, 6, 5) and found["masks"].dtype == np.uint8
     assert found["findings"].shape == (12, 14)
     assert found["age"].tolist() == made["age"][:, 0].tolist()
     assert np.array_equal(found["survival"], made["survival"])
     assert Npz(path).load()[0].y.dtype == np.int64
-    refused(Npz(path, labels="grades"), "no array 'train_grades'; it has train_images, ")
+    refuse_source(Npz(path, labels="grades"), "no array 'train_grades'; it has train_images, ")
 
 
 @pytest.mark.parametrize("changes", [{"test_labels": np.full(12, -1)}, {"test_labels": np.full(12, 0.5)}])
 def test_npz_numbers_in_one_split_are_numbers_in_both(tmp_path, changes):
-    train, test = Npz(saved(tmp_path / "a.npz", **arrays(**changes))).load()
+    train, test = Npz(save_npz(tmp_path / "a.npz", **make_npz_arrays(**changes))).load()
     assert train.y.dtype == test.y.dtype == np.float64 and train.y.tolist() == [0, 1, 2] * 4
 
 
 def test_npz_masks_of_another_size_are_refused(tmp_path):
     masks = {f"{split}_masks": np.zeros((12, 5, 6), np.uint8) for split in ("train", "test")}
-    path = saved(tmp_path / "a.npz", **arrays(), **masks)
-    refused(Npz(path, labels="masks"), r"training: masks are 5x6, and samples have shape \(1, 6, 5\); give each image")
+    path = save_npz(tmp_path / "a.npz", **make_npz_arrays(), **masks)
+    refuse_source(
+        Npz(path, labels="masks"), r"training: masks are 5x6, and samples have shape \(1, 6, 5\); give each image"
+    )
 
 
 @pytest.mark.parametrize("column", [[f"{a}.5" for a in range(20)], [str(a - 3) for a in range(20)]])
 def test_a_table_with_numbers_to_predict(tmp_path, column):
     text = "age,score\n" + "".join(f"{i % 7},{value}\n" for i, value in enumerate(column))
-    train, test = checked(Table(table(tmp_path, text), label="score").load(), "data")
+    train, test = checked(Table(write_table_text(tmp_path, text), label="score").load(), "data")
     assert train.y.dtype == test.y.dtype == np.float64 and len(test) == 5  # one of each fifth
     assert sorted(np.concatenate((train.y, test.y))) == [float(value) for value in column]
     assert np.diff(np.sort(test.y)).max() <= 7
@@ -391,12 +405,14 @@ FOLLOW_UP = "\n".join(["age,months,died,ward", *ROWS_WITH_TIMES]) + "\n"
 
 
 def test_a_table_with_times_and_events(tmp_path):
-    train, test = checked(Table(table(tmp_path, FOLLOW_UP), label="months", event="died", key="ward").load(), "data")
+    train, test = checked(
+        Table(write_table_text(tmp_path, FOLLOW_UP), label="months", event="died", key="ward").load(), "data"
+    )
     assert train.x.shape == (18, 1) and train.y.shape == (18, 2)  # the event is no feature
     both = np.concatenate((train.y, test.y))
     assert sorted(both[:, 0]) == [i + 0.5 for i in range(24)] and both[:, 1].sum() == 6
     assert np.unique(test.key, return_counts=True)[1].tolist() == [2, 2, 2]  # a quarter of each ward's
-    path = saved(tmp_path / "t.npz", x=np.zeros((8, 2)), t=np.arange(1, 9), e=np.arange(8) % 2 == 0)
+    path = save_npz(tmp_path / "t.npz", x=np.zeros((8, 2)), t=np.arange(1, 9), e=np.arange(8) % 2 == 0)
     assert Table(path, label="t", event="e", test_share=0.5).load()[0].y.dtype == np.float64
 
 
@@ -418,12 +434,12 @@ def test_a_table_with_times_and_events(tmp_path):
     ],
 )
 def test_rows_without_a_time_or_an_event(tmp_path, row, message):
-    refused(Table(table(tmp_path, FOLLOW_UP + row + "\n"), label="months", event="died"), message)
+    refuse_source(Table(write_table_text(tmp_path, FOLLOW_UP + row + "\n"), label="months", event="died"), message)
 
 
 def test_event_columns_that_will_not_do(tmp_path):
-    path = table(tmp_path, FOLLOW_UP)
-    refused(
+    path = write_table_text(tmp_path, FOLLOW_UP)
+    refuse_source(
         Table(path, label="months", event="dead"),
         "no column 'dead'; it has age, months, died, ward; set event, or CFL_EVENT together with CFL_DATA",
     )
@@ -431,5 +447,5 @@ def test_event_columns_that_will_not_do(tmp_path):
         Table(path, label="died", event="died")
     with pytest.raises(ConfigError, match="data table: key and event are both 'died'"):
         Table(path, label="months", key="died", event="died")
-    both = saved(tmp_path / "t.npz", x=np.zeros((8, 2)), t=np.ones((8, 2)), e=np.ones(8))
-    refused(Table(both, label="t", event="e"), r"no column 't'; it has x\.0, x\.1, t\.0, t\.1, e")
+    both = save_npz(tmp_path / "t.npz", x=np.zeros((8, 2)), t=np.ones((8, 2)), e=np.ones(8))
+    refuse_source(Table(both, label="t", event="e"), r"no column 't'; it has x\.0, x\.1, t\.0, t\.1, e")

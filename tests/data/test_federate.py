@@ -328,7 +328,7 @@ def test_a_class_with_too_few_is_refused():
         DataConfig(indicator_samples=3)
 
 
-def write(path: Path, **changes) -> str:
+def write_grid_npz(path: Path, **changes) -> str:
     arrays = {
         "train_images": np.arange(24, dtype=np.uint8).reshape(6, 2, 2),
         "train_labels": np.array([[0], [0], [0], [1], [1], [1]]),
@@ -338,7 +338,7 @@ def write(path: Path, **changes) -> str:
 
 
 def test_a_server_reads_them_from_a_file(tmp_path, monkeypatch):
-    path = write(tmp_path / "few.npz")
+    path = write_grid_npz(tmp_path / "few.npz")
     samples = read_indicator(path, 2, 0)
     assert samples.x.shape == (4, 1, 2, 2)
     assert samples.y.tolist() == [0, 0, 1, 1]
@@ -349,11 +349,11 @@ def test_a_server_reads_them_from_a_file(tmp_path, monkeypatch):
 
 def test_files_that_will_not_do_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"few.npz: class 0 has 3 training samples, too few .* = 4 of each class; "):
-        read_indicator(write(tmp_path / "few.npz"), 4, 0)
+        read_indicator(write_grid_npz(tmp_path / "few.npz"), 4, 0)
     with pytest.raises(DataError, match=r"indicator_file: path = 'none.npz' is not a file"):
         read_indicator("none.npz", 1, 0)
     with pytest.raises(DataError, match=r"half.npz: labels are numbers to predict, .* are drawn of each class; name"):
-        read_indicator(write(tmp_path / "half.npz", train_labels=np.full(6, 0.5)), 1, 0)
+        read_indicator(write_grid_npz(tmp_path / "half.npz", train_labels=np.full(6, 0.5)), 1, 0)
     np.savez(tmp_path / "test.npz", test_images=np.zeros((2, 2, 2)))
     with pytest.raises(DataError, match="no array 'train_images'"):
         read_indicator(str(tmp_path / "test.npz"), 1, 0)
@@ -365,7 +365,7 @@ def test_files_that_will_not_do_are_refused(tmp_path):
 # Images, or their names, are altered
 
 
-def images(n=6, channels=1, size=12, dtype=np.uint8):
+def make_patch_images(n=6, channels=1, size=12, dtype=np.uint8):
     """Bright bars that no turn leaves alone."""
     x = np.zeros((n, channels, size, size))
     x[:, :, 1:4, 2:] = 200 / 255
@@ -377,7 +377,7 @@ def images(n=6, channels=1, size=12, dtype=np.uint8):
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_scanner_groups_see_differently_in_the_same_format(dtype, channels):
-    rule, samples = Scanner(groups=8), images(channels=channels, dtype=dtype)
+    rule, samples = Scanner(groups=8), make_patch_images(channels=channels, dtype=dtype)
     seen = [rule.alter(samples, g, 3, seed=0) for g in range(8)]
     assert seen[0] is samples
     for one in seen:
@@ -395,12 +395,12 @@ def test_scanner_groups_see_differently_in_the_same_format(dtype, channels):
 
 def test_bytes_and_floats_are_altered_alike():
     rule = Scanner(groups=4)
-    from_bytes, from_floats = (rule.alter(images(dtype=d), 3, 3, 0).x for d in (np.uint8, np.float32))
+    from_bytes, from_floats = (rule.alter(make_patch_images(dtype=d), 3, 3, 0).x for d in (np.uint8, np.float32))
     assert np.abs(from_bytes / 255 - from_floats).max() < 0.01
 
 
 def test_one_shift_at_a_time():
-    samples = images(dtype=np.float32)
+    samples = make_patch_images(dtype=np.float32)
     off = {"rotation": False, "contrast": False, "inversion": False, "blur": False}
     assert np.allclose(Scanner(2, **{**off, "inversion": True}).alter(samples, 1, 3, 0).x, 1 - samples.x)
     graded = Scanner(2, **{**off, "contrast": True}).alter(samples, 1, 3, 0).x
@@ -412,7 +412,7 @@ def test_one_shift_at_a_time():
 
 
 def test_scanner_turns_by_given_angles_and_leaves_the_first_group():
-    samples = images(dtype=np.uint8)
+    samples = make_patch_images(dtype=np.uint8)
     rule = Scanner(4, contrast=False, inversion=False, blur=False, angles=[90, 195.0, -90])
     turned = [rule.alter(samples, g, 3, seed=0).x for g in range(4)]
     for group, quarters in ((0, 0), (1, 1), (3, 3)):
@@ -480,7 +480,7 @@ def image_numbers(samples: Samples) -> list[int]:
     return [round(1000 * (v + 1) / 2) for v in samples.x[:, 0].tolist()]
 
 
-def hosted(config: DataConfig, sites: int = 1) -> list[ParticipantData]:
+def host_numbered_images(config: DataConfig, sites: int = 1) -> list[ParticipantData]:
     """All participants, from all sites."""
     return [one for i in range(sites) for one in config.host(NumberedImages(), f"site-{i}", i, sites)]
 
@@ -490,7 +490,7 @@ def hosted(config: DataConfig, sites: int = 1) -> list[ParticipantData]:
 def test_every_sample_is_dealt_once_and_a_fifth_of_ones_own_are_for_testing(alpha, participants, seed):
     config = DataConfig(participants, {**GROUP_RULE, "alpha": alpha}, seed, min_samples=3)
     try:
-        people = hosted(config)
+        people = host_numbered_images(config)
     except DataError:
         assume(False)
     every = [number for one in people for own in (one.train, one.test) for number in image_numbers(own)]
@@ -510,7 +510,7 @@ def test_every_sample_is_dealt_once_and_a_fifth_of_ones_own_are_for_testing(alph
 
 
 def test_the_sources_own_split_plays_no_part():
-    people = hosted(DataConfig(3, {**GROUP_RULE, "alpha": 10.0}))
+    people = host_numbered_images(DataConfig(3, {**GROUP_RULE, "alpha": 10.0}))
     trained = [number for one in people for number in image_numbers(one.train)]
     assert sum(number >= 270 for number in trained) == pytest.approx(0.8 * 70, abs=12)
     assert {3} < {label for one in people for label in one.train.y.tolist()}
@@ -518,15 +518,15 @@ def test_the_sources_own_split_plays_no_part():
 
 def test_the_seed_alone_decides_on_any_number_of_sites():
     config = DataConfig(7, GROUP_RULE, seed=5, min_samples=3)
-    once = hosted(config)
+    once = host_numbered_images(config)
     for sites in (1, 2, 3, 7):
-        for one, other in zip(once, hosted(config, sites), strict=True):
+        for one, other in zip(once, host_numbered_images(config, sites), strict=True):
             assert (one.name, one.group) == (other.name, other.group)
             for own, others in ((one.train, other.train), (one.test, other.test)):
                 np.testing.assert_array_equal(own.x, others.x)
                 np.testing.assert_array_equal(own.y, others.y)
     assert [image_numbers(one.test) for one in once] != [
-        image_numbers(one.test) for one in hosted(replace(config, seed=6))
+        image_numbers(one.test) for one in host_numbered_images(replace(config, seed=6))
     ]
 
 
@@ -534,15 +534,17 @@ def test_indicator_samples_are_neither_trained_nor_tested_on():
     config = DataConfig(4, GROUP_RULE, seed=1, min_samples=3, indicator_samples=7)
     held = {*image_numbers(config.indicator(NumberedImages(), 7))}
     assert len(held) == 21
-    every = [number for one in hosted(config) for own in (one.train, one.test) for number in image_numbers(own)]
+    every = [
+        number for one in host_numbered_images(config) for own in (one.train, one.test) for number in image_numbers(own)
+    ]
     assert sorted(every) == sorted(set(range(340)) - held)
 
 
 def test_those_held_back_have_what_they_would_have_had_anyway():
     plain = DataConfig(6, GROUP_RULE, min_samples=3)
-    everyone = {one.name: one for one in hosted(plain)}
+    everyone = {one.name: one for one in host_numbered_images(plain)}
     config = replace(plain, unseen=2)
-    for one in (*hosted(config), *config.newcomers(NumberedImages())):
+    for one in (*host_numbered_images(config), *config.newcomers(NumberedImages())):
         assert image_numbers(one.train) == image_numbers(everyone.pop(one.name).train)
     assert not everyone
 
@@ -561,7 +563,7 @@ def test_a_higher_minimum_gives_more_to_test_on():
 
 def test_as_the_label_rule_of_another_one_it_deals_the_sources_split():
     spec = {"partition": "quantity", "lo": 10, "hi": 30, "rule": "class_groups", "alpha": 10.0, "groups": 2}
-    people = hosted(DataConfig(5, spec))
+    people = host_numbered_images(DataConfig(5, spec))
     assert all(max(image_numbers(one.train)) < 270 <= min(image_numbers(one.test)) for one in people)
     assert all(10 <= len(one.train) <= 30 for one in people)
 

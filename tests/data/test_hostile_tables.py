@@ -97,7 +97,7 @@ COLUMNS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.fixture
-def ward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def ward_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A site's table."""
     for name in ("CFL_LABEL", "CFL_EVENT", "CFL_COLUMNS", "CFL_DATA_ROOT"):
         monkeypatch.delenv(name, raising=False)
@@ -115,28 +115,28 @@ def site_reads(columns: Any, kind: str = SITE, **more: Any) -> Preparation | Non
         return source.preparation(train)
 
 
-def refused(error: CFLError) -> None:
+def check_refusal(error: CFLError) -> None:
     text = str(error)
     assert len(text) < 2000 and "\n" not in text and "\x1b" not in text
 
 
 @pytest.mark.parametrize("case", COLUMNS)
-def test_columns_of_a_job(ward: Path, case: str) -> None:
+def test_columns_of_a_job(ward_path: Path, case: str) -> None:
     columns, says = COLUMNS[case]
     with warnings.catch_warnings(), pytest.raises((ConfigError, DataError), match=says) as caught:
         warnings.simplefilter("error")
         site_reads(columns)
-    refused(caught.value)
+    check_refusal(caught.value)
 
 
-def test_marks_of_components_change_nothing(ward: Path) -> None:
+def test_marks_of_components_change_nothing(ward_path: Path) -> None:
     """FLARE's mark for plain data is in every dictionary of a job, and is no column's setting."""
     assert site_reads(marked(SOUND)).columns.features == ["age", "sex=F", "sex=M"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind, more", [(SITE, {}), (TABLE, {"path": "ward.csv"})])
 def test_a_job_names_no_file_of_columns_and_learns_not_whether_it_exists(
-    ward: Path, tmp_path: Path, kind: str, more: dict[str, Any]
+    ward_path: Path, tmp_path: Path, kind: str, more: dict[str, Any]
 ) -> None:
     there = tmp_path / "columns.json"
     there.write_text(json.dumps(SOUND))
@@ -148,7 +148,7 @@ def test_a_job_names_no_file_of_columns_and_learns_not_whether_it_exists(
     assert codes == {"path"}
 
 
-def test_a_file_that_the_operator_pins_needs_no_leave(ward: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_file_that_the_operator_pins_needs_no_leave(ward_path: Path, tmp_path: Path, monkeypatch: Any) -> None:
     pinned = tmp_path / "columns.json"
     pinned.write_text(json.dumps({**SOUND, "names": ["age", "sex", "label"]}))
     monkeypatch.setenv("CFL_COLUMNS", str(pinned))
@@ -213,13 +213,13 @@ def test_preparations_in_files(tmp_path: Path, change: dict[str, Any]) -> None:
     """In a model's file, and in a run's folder."""
     with pytest.raises(ConfigError) as caught:
         Preparation.of({**PREPARATION, **change}, "model.safetensors: preparation")
-    refused(caught.value)
+    check_refusal(caught.value)
     own = {**PREPARATION, **change}
     content = {"columns": own.pop("columns"), "participants": {"p0": own}}
     (tmp_path / PREPARATIONS).write_text(json.dumps(content))
     with pytest.raises(ConfigError) as caught:
         preparation_of(tmp_path / "clusters" / "global.safetensors", {}, "p0")
-    refused(caught.value)
+    check_refusal(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_run_s_preparations(tmp_path: Path, content: str) -> None:
     for read in (lambda: preparation_of(model, {}, "p0"), lambda: columns_of(tmp_path)):
         with pytest.raises(ConfigError) as caught:
             read()
-        refused(caught.value)
+        check_refusal(caught.value)
 
 
 def test_a_tiny_deviation_scales_without_a_warning() -> None:
@@ -262,7 +262,7 @@ def test_tables_that_are_no_tables(tmp_path: Path, case: str) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError, match=says) as caught:
         Table(str(path)).load()
-    refused(caught.value)
+    check_refusal(caught.value)
 
 
 def test_a_small_file_that_unpacks_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,22 +307,24 @@ def test_files_of_columns(
     assert not Path("out.json").exists()
 
 
-def test_a_table_named_by_mistake_is_not_overwritten(ward: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = ward.read_bytes()
-    assert main(["site", "columns", "--data", str(ward), "--out", str(ward)]) == 2
-    assert "should be a .json file in an existing folder" in capsys.readouterr().err and ward.read_bytes() == before
-    assert main(["site", "columns", "--data", str(ward), "--min-rows", "0", "--out", "own.json"]) == 2
+def test_a_table_named_by_mistake_is_not_overwritten(ward_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = ward_path.read_bytes()
+    assert main(["site", "columns", "--data", str(ward_path), "--out", str(ward_path)]) == 2
+    assert (
+        "should be a .json file in an existing folder" in capsys.readouterr().err and ward_path.read_bytes() == before
+    )
+    assert main(["site", "columns", "--data", str(ward_path), "--min-rows", "0", "--out", "own.json"]) == 2
     assert "--min-rows = 0 should be > 0" in capsys.readouterr().err
 
 
-def test_categories_of_the_study_say_nothing_of_a_site(ward: Path) -> None:
+def test_categories_of_the_study_say_nothing_of_a_site(ward_path: Path) -> None:
     """They stay whether the site has them or not; its own stay at home below the floor."""
     study = {"columns": [{"column": "age"}, {**SEX, "categories": ["D", "F", "M"]}], "classes": ["0", "1", "2"]}
-    own = Table(str(ward), columns=study).own_columns(30, scale=True)
+    own = Table(str(ward_path), columns=study).own_columns(30, scale=True)
     assert own.columns[1].categories == ("D", "F", "M") and own.classes == ("0", "1", "2")
-    trains = Table(str(ward), columns=study).load()[0].x[:, 0]
+    trains = Table(str(ward_path), columns=study).load()[0].x[:, 0]
     assert (own.columns[0].rows, own.columns[0].mean) == (30, trains.mean())  # of 40, ten are for testing
-    assert Table(str(ward)).own_columns(30).columns[1].categories == ()
+    assert Table(str(ward_path)).own_columns(30).columns[1].categories == ()
 
 
 def test_a_line_of_names_is_known_although_names_are_given(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 """What the columns of hospitals' files hold: codes, booleans, numbers and dates, and what one odd value changes."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cfl_flare.core.errors import CFLError, ConfigError, DataError
+from cfl_flare.core.errors import DataError
 from cfl_flare.data.agreement import agreed, describe_near
 from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.frames import Reading, read_frame
 from cfl_flare.data.spelling import find_near, group_alike
 from cfl_flare.data.table import Table
 from cfl_flare.data.values import parse_day, parse_numbers
+from tests.helpers.refusals import catch_refusal
 
 Cells = Sequence[Any]
 
@@ -46,13 +47,6 @@ def read_column(path: str, **settings: Any) -> tuple[Column, np.ndarray]:
     return columns.columns[0], encoded(frame, columns, path)[0][:, 0]
 
 
-def refusal(make: Callable[[], Any]) -> str:
-    with pytest.raises(CFLError) as caught:
-        make()
-    assert isinstance(caught.value, (DataError, ConfigError)) and "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 # ---- Codes and names ----
 
 
@@ -65,7 +59,7 @@ def test_codes_keep_their_leading_zeros(tmp_path: Path, name: str) -> None:
     column, first = read_column(path, categories=["a"])
     assert set(column.categories) == {"010", "0744", "744"}
     assert first.sum() == 8  # of 24 rows, whichever comes first
-    says = refusal(lambda: Table(path).load())
+    says = catch_refusal(lambda: Table(path).load())
     assert "row 1 holds '0744', a code that would lose its leading zeros" in says and "categories" in says
 
 
@@ -106,13 +100,13 @@ def test_agreed_codes_mean_the_same_everywhere(tmp_path: Path) -> None:
         features.append(first.tolist())
     assert features == [[0.0, 1.0] * 12] * len(FORMATS)
     numbers = write_column(tmp_path, [744, 10], "numbers.parquet")
-    says = refusal(lambda: Table(numbers, columns=columns).load())
+    says = catch_refusal(lambda: Table(numbers, columns=columns).load())
     assert "12 of 24 rows hold '744', where the sites agreed on '0744'" in says
 
 
 def test_a_number_column_refuses_codes(tmp_path: Path) -> None:
     columns = {"columns": [{"column": "a"}]}
-    says = refusal(lambda: Table(write_column(tmp_path, [*range(1, 24), "0744"]), columns=columns).load())
+    says = catch_refusal(lambda: Table(write_column(tmp_path, [*range(1, 24), "0744"]), columns=columns).load())
     assert "row 24 holds '0744', a code" in says
     column, first = read_column(write_column(tmp_path, ["0", "0.5", "-0.5", "10"]))
     assert column.kind == "number" and first[:4].tolist() == [0, 0.5, -0.5, 10]
@@ -181,7 +175,7 @@ def test_events_are_read_in_any_spelling(tmp_path: Path, words: str) -> None:
     parts = Table(str(tmp_path / "ward.csv"), event="died").load()
     assert sum(part.y[:, 1].sum() for part in parts) == 8
     (tmp_path / "ward.csv").write_text(text.replace(f",{no},3\n", ",perhaps,3\n"))
-    assert "row 3 holds 'perhaps'" in refusal(Table(str(tmp_path / "ward.csv"), event="died").load)
+    assert "row 3 holds 'perhaps'" in catch_refusal(Table(str(tmp_path / "ward.csv"), event="died").load)
 
 
 NO_YES = {"columns": [{"column": "a", "kind": "boolean", "categories": ["no", "yes"]}]}
@@ -195,7 +189,7 @@ def test_agreed_booleans_know_their_words(tmp_path: Path, cells: list[str]) -> N
 
 def test_other_text_among_booleans_is_refused(tmp_path: Path) -> None:
     path = write_column(tmp_path, ["yes", "no", "yess", ""])
-    says = refusal(lambda: Table(path, columns=NO_YES).load())
+    says = catch_refusal(lambda: Table(path, columns=NO_YES).load())
     assert "row 3 holds 'yess', which is neither 'no' nor 'yes', and 6 of 24 rows do" in says
     _, first = read_column(path, columns=NO_YES, replace={"yess": "yes"})
     assert np.array_equal(first[:4], [1, 0, 1, np.nan], equal_nan=True)
@@ -228,12 +222,14 @@ def test_a_site_without_values_agrees_to_any_kind(tmp_path: Path) -> None:
     (tmp_path / "ward.csv").write_text(text)
     own = Table(str(tmp_path / "ward.csv")).own_columns(5, scale=True)
     assert own.columns[0] == Column("dose", "empty")
-    assert "['dose'] is empty, and so has no kind" in refusal(lambda: own.usable("columns"))
+    assert "['dose'] is empty, and so has no kind" in catch_refusal(lambda: own.usable("columns"))
     sex = own.columns[1]
     for column in (Column("dose"), Column("dose", "date"), Column("dose", "category", ("high", "low"))):
         other = Columns((column, sex), label="label")
         assert agreed({"a": own, "b": other}).columns == (column, sex) == agreed({"b": other, "a": own}).columns
-    assert "'dose': no site has a value; let all sites leave it out" in refusal(lambda: agreed({"a": own, "b": own}))
+    assert "'dose': no site has a value; let all sites leave it out" in catch_refusal(
+        lambda: agreed({"a": own, "b": own})
+    )
 
 
 # ---- Categories in several spellings ----
@@ -248,7 +244,7 @@ def test_a_category_in_another_spelling(tmp_path: Path, text: str) -> None:
     if text.strip() == "emergency":
         assert read_column(path, columns=EMERGENCY)[1].sum() == 16
         return
-    says = refusal(lambda: Table(path, columns=EMERGENCY).load())
+    says = catch_refusal(lambda: Table(path, columns=EMERGENCY).load())
     assert f"8 of 24 rows hold {text!r}, where the sites agreed on 'emergency'" in says
     assert f'replace={{"{text}": "emergency"}}' in says
     assert read_column(path, columns=EMERGENCY, replace={text: "emergency"})[1].sum() == 16
@@ -260,7 +256,7 @@ def test_an_unknown_category_is_named(tmp_path: Path) -> None:
     says = "a: 3 rows have a category that no other site named ('emergancy'); 'emergancy' may be 'emergency'"
     assert any(line.startswith(says) for line in lines)
     mostly = write_column(tmp_path, ["planned", "planned", "elective"], "b.csv")
-    assert "16 of 24 values, such as 'planned', are none of the agreed" in refusal(
+    assert "16 of 24 values, such as 'planned', are none of the agreed" in catch_refusal(
         lambda: Table(mostly, columns=EMERGENCY).load()
     )
 
@@ -276,10 +272,10 @@ def test_columns_refuses_spellings_of_sites() -> None:
     def named(*categories: str, classes: tuple[str, ...] = ()) -> Columns:
         return Columns((Column("s", "category", categories),), classes=classes)
 
-    says = refusal(lambda: agreed({"h1": named("a", "Emergency"), "h2": named("a", "emergency")}))
+    says = catch_refusal(lambda: agreed({"h1": named("a", "Emergency"), "h2": named("a", "emergency")}))
     assert "'s': 'Emergency' at h1 and 'emergency' at h2 differ in case" in says
     assert agreed({"h1": named("A", "a"), "h2": named("A", "a")}).columns[0].categories == ("A", "a")
-    says = refusal(lambda: agreed({"h1": named("a", classes=("Dead",)), "h2": named("a", classes=("dead",))}))
+    says = catch_refusal(lambda: agreed({"h1": named("a", classes=("Dead",)), "h2": named("a", classes=("dead",))}))
     assert "classes: 'Dead' at h1 and 'dead' at h2" in says
     near = describe_near({"h1": named("emergancy", "stage 1"), "h2": named("emergency", "stage 2")})
     assert len(near) == 1 and near[0].startswith("'s': 'emergancy' at h1 may be 'emergency' at h2")
@@ -290,7 +286,7 @@ def test_a_label_points_at_the_agreed_class(tmp_path: Path) -> None:
         "a,label\n" + "".join(f"{i % 7},{('Dead', 'alive')[i % 2]}\n" for i in range(24))
     )
     columns = {"columns": [{"column": "a"}], "classes": ["alive", "dead"]}
-    assert "'dead'" in refusal(lambda: Table(str(tmp_path / "ward.csv"), columns=columns).load())
+    assert "'dead'" in catch_refusal(lambda: Table(str(tmp_path / "ward.csv"), columns=columns).load())
     parts = Table(str(tmp_path / "ward.csv"), columns=columns, replace={"Dead": "dead"}).load()
     assert sum(part.y.sum() for part in parts) == 12
 
@@ -349,7 +345,7 @@ def test_how_numbers_are_written(tmp_path: Path, cells: list[str], expected: lis
 )
 def test_numbers_that_are_refused(tmp_path: Path, cells: list[str], says: str) -> None:
     for name in ("ward.csv", "ward.parquet"):
-        assert says in refusal(lambda name=name: Table(write_column(tmp_path, cells, name)).load())
+        assert says in catch_refusal(lambda name=name: Table(write_column(tmp_path, cells, name)).load())
 
 
 def test_settings_for_marks_read_what_they_name(tmp_path: Path) -> None:
@@ -357,16 +353,16 @@ def test_settings_for_marks_read_what_they_name(tmp_path: Path) -> None:
     assert read_column(path, thousands="comma")[1][:3].tolist() == [8170, 978, 950.5]
     path = write_column(tmp_path, ["8.170", "950,5"])
     assert read_column(path, thousands="point", decimal="comma")[1][:2].tolist() == [8170, 950.5]
-    says = refusal(lambda: Table(path, decimal="comma").load())
+    says = catch_refusal(lambda: Table(path, decimal="comma").load())
     assert "holds '8.170', where the decimal mark is a comma" in says and "thousands=point" in says
-    assert "decimal mark as well" in refusal(lambda: Table(path, thousands="point").load())
+    assert "decimal mark as well" in catch_refusal(lambda: Table(path, thousands="point").load())
     codes = write_column(tmp_path, ["0744", "8,170"])
-    assert "'0744', a code" in refusal(lambda: Table(codes, thousands="comma").load())
+    assert "'0744', a code" in catch_refusal(lambda: Table(codes, thousands="comma").load())
 
 
 def test_a_word_is_named_whatever_the_marks(tmp_path: Path) -> None:
     path = write_column(tmp_path, ["36,5", "37,5", "x", "38,5"])
-    assert "row 3 holds 'x' among numbers" in refusal(lambda: Table(path, decimal="comma").load())
+    assert "row 3 holds 'x' among numbers" in catch_refusal(lambda: Table(path, decimal="comma").load())
 
 
 def test_percentages_are_agreed_on(tmp_path: Path) -> None:
@@ -374,9 +370,9 @@ def test_percentages_are_agreed_on(tmp_path: Path) -> None:
     column, _ = read_column(path)
     assert column == Column("a", unit="%")
     agreed_on = {"columns": [{"column": "a"}]}
-    assert "the unit that the sites agreed on is None" in refusal(lambda: Table(path, columns=agreed_on).load())
+    assert "the unit that the sites agreed on is None" in catch_refusal(lambda: Table(path, columns=agreed_on).load())
     both = {"a": Columns((column,)), "b": Columns((Column("a"),))}
-    assert "unit is '%' at a and None at b" in refusal(lambda: agreed(both))
+    assert "unit is '%' at a and None at b" in catch_refusal(lambda: agreed(both))
     (tmp_path / "los.csv").write_text("x,label\n" + "".join(f"{i % 7},{30 + i}%\n" for i in range(24)))
     train, _ = Table(str(tmp_path / "los.csv")).load()
     assert train.y.dtype == np.float64 and train.y.min() >= 30
@@ -389,7 +385,7 @@ def test_replacements_hold_in_any_format(tmp_path: Path) -> None:
     own = Table(path, replace={"> 89": 90}).own_columns(5)
     assert Columns.of(json.loads(json.dumps(own.to_dict()))).replace == {"> 89": 90}
     assert agreed({"a": own, "b": Columns((Column("a"),), label="label")}).replace is None
-    says = refusal(lambda: Table(path, replace={"a": [1]}))
+    says = catch_refusal(lambda: Table(path, replace={"a": [1]}))
     assert "replace" in says and "a text or number for each" in says
 
 
@@ -449,13 +445,13 @@ def test_typed_dates_far_away(tmp_path: Path) -> None:
 )
 def test_one_odd_value_makes_no_category(tmp_path: Path, odd: str, says: str) -> None:
     cells = [f"1996-03-{1 + i:02d}" for i in range(23)]
-    assert says in refusal(lambda: Table(write_column(tmp_path, [*cells, odd])).load())
+    assert says in catch_refusal(lambda: Table(write_column(tmp_path, [*cells, odd])).load())
 
 
 def test_few_numbers_among_words_are_refused(tmp_path: Path) -> None:
     """40 different numbers in 100 rows were categories, as most rows say that nothing was measured."""
     cells = [*(f"{i}.5" for i in range(40)), *["not done"] * 60]
-    assert "holds 'not done' among numbers" in refusal(lambda: Table(write_column(tmp_path, cells)).load())
+    assert "holds 'not done' among numbers" in catch_refusal(lambda: Table(write_column(tmp_path, cells)).load())
 
 
 def test_text_with_a_number_stays_a_category(tmp_path: Path) -> None:
@@ -473,7 +469,7 @@ def test_text_with_a_number_stays_a_category(tmp_path: Path) -> None:
     ],
 )
 def test_other_dates_are_called_dates(tmp_path: Path, cells: list[str], says: str) -> None:
-    assert says in refusal(lambda: Table(write_column(tmp_path, cells)).load())
+    assert says in catch_refusal(lambda: Table(write_column(tmp_path, cells)).load())
 
 
 def test_how_dates_are_written(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def of_length(form: str, n: int, seed: int = 0) -> np.ndarray:
     }[form]
 
 
-def samples(form: str, n: int, seed: int = 0) -> Samples:
+def make_formed_samples(form: str, n: int, seed: int = 0) -> Samples:
     """Samples that are told apart by their first pixel."""
     x = np.zeros((n, 1, 4, 4), np.float32)
     x[:, 0, 0, 0] = np.arange(n) / n
@@ -207,7 +207,7 @@ def test_both_splits_have_the_same_edges(train, test):
 @settings(deadline=None, max_examples=20)
 @given(n=st.integers(20, 80), share=st.floats(0.1, 0.6), seed=st.integers(0, 99))
 def test_a_split_keeps_each_stratum_s_share(form, n, share, seed):
-    whole = replace(samples(form, n, seed), key=None)
+    whole = replace(make_formed_samples(form, n, seed), key=None)
     train, test = split_by_class(whole, share, seed)
     assert sorted(np.concatenate((train.x, test.x))[:, 0, 0, 0]) == sorted(whole.x[:, 0, 0, 0])
     totals = np.bincount(strata(whole.y))
@@ -233,7 +233,7 @@ RULES = [
 @settings(deadline=None, max_examples=5)
 @given(seed=st.integers(0, 99))
 def test_every_sample_is_dealt_once(form, rule, seed):
-    train, test = samples(form, 200, seed), samples(form, 80, seed + 1)
+    train, test = make_formed_samples(form, 200, seed), make_formed_samples(form, 80, seed + 1)
     deal = dealt(train, test, build_partition(rule), 4, seed, 4)
     times = np.bincount(np.concatenate((*deal.train, *deal.test)), minlength=280)
     assert times.max() == 1 and (times.min() == 1 or rule.startswith("quantity"))
@@ -246,27 +246,27 @@ def test_every_sample_is_dealt_once(form, rule, seed):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_iid_gives_everyone_the_same_of_each_stratum(form):
-    train, test = samples(form, 400), samples(form, 100, 1)
+    train, test = make_formed_samples(form, 400), make_formed_samples(form, 100, 1)
     report = report_of(train, test, dealt(train, test, build_partition("iid"), 4, 0, 8), "iid")
     for own, totals in ((report.train, report.train_total), (report.test, report.test_total)):
         assert np.abs(own - totals / 4).max() <= 1
 
 
-class Toy(DataSource):
+class FormedLabels(DataSource):
     """Labels of one form."""
 
     def __init__(self, form: str):
         self.form = form
 
     def load(self) -> tuple[Samples, Samples]:
-        return samples(self.form, 120), samples(self.form, 40, 1)
+        return make_formed_samples(self.form, 120), make_formed_samples(self.form, 40, 1)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_participants_have_their_labels(form):
-    hosted = DataConfig(4, "dirichlet:alpha=5.0", min_samples=4).host(Toy(form), "s", 0, 1)
+    hosted = DataConfig(4, "dirichlet:alpha=5.0", min_samples=4).host(FormedLabels(form), "s", 0, 1)
     assert sum(len(p.train) for p in hosted) == 120 and sum(len(p.test) for p in hosted) == 40
-    every = samples(form, 120)
+    every = make_formed_samples(form, 120)
     for one in hosted:
         which = np.round((one.train.x[:, 0, 0, 0] + 1) / 2 * 120).astype(int)
         assert np.array_equal(one.train.y, every.y[which]) and one.train.y.dtype == every.y.dtype
@@ -278,10 +278,10 @@ def test_what_needs_classes_says_so(form):
         with pytest.raises(
             DataError, match=f"label_permutation: labels are {FORMS[form]}, and it exchanges class numbers; "
         ):
-            DataConfig(6, rule).host(Toy(form), "s", 0, 1)
+            DataConfig(6, rule).host(FormedLabels(form), "s", 0, 1)
     message = f"labels are {FORMS[form]}, and indicator_samples = 2 are drawn of each class; name labels that are class"
     with pytest.raises(DataError, match=f"^data: {message}"):
-        DataConfig(6, "iid", indicator_samples=2).host(Toy(form), "s", 0, 1)
+        DataConfig(6, "iid", indicator_samples=2).host(FormedLabels(form), "s", 0, 1)
     assert not len(draw_indicator(of_length(form, 9), 0, 0, "data"))
 
 

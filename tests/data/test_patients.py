@@ -13,7 +13,7 @@ from cfl_flare.data.patients import find_repeated, settle_patients
 from cfl_flare.data.table import Table
 
 
-def samples(rows: list[tuple[str, int]]) -> Samples:
+def make_patient_samples(rows: list[tuple[str, int]]) -> Samples:
     """A sample for each owner and patient."""
     owners, patients = zip(*rows)
     x = np.zeros((len(rows), 1), np.float32)
@@ -26,13 +26,15 @@ TEST = [("a", 5), ("b", 4), ("b", 6), ("b", 1)]
 
 
 def settle(rule: str, by_owner: bool = True) -> tuple[list, list, list[str]]:
-    train, test, lines = settle_patients(samples(TRAIN), samples(TEST), rule, by_owner, "data")
+    train, test, lines = settle_patients(
+        make_patient_samples(TRAIN), make_patient_samples(TEST), rule, by_owner, "data"
+    )
     parts = [list(zip(part.key.tolist(), part.patient.tolist())) for part in (train, test)]
     return parts[0], parts[1], lines
 
 
 def test_they_are_found_by_name_and_number():
-    found = find_repeated(samples(TRAIN), samples(TEST), by_owner=True)
+    found = find_repeated(make_patient_samples(TRAIN), make_patient_samples(TEST), by_owner=True)
     assert found.patients == 6
     assert found.owners == {"1": ("a", "b")}
     assert found.splits == ("1", "4")  # patient 1 at b
@@ -59,9 +61,9 @@ def test_they_are_left_out():
     assert train == [("a", 2), ("b", 3)]
     assert test == [("a", 5), ("b", 6)]
     assert "left out, without 5 of 9 samples" in lines[0]
-    only = samples([("a", 1), ("b", 1)])
+    only = make_patient_samples([("a", 1), ("b", 1)])
     with pytest.raises(DataError, match="none is left to train; set repeated_patients to first or allow"):
-        settle_patients(only, samples(TEST[:1]), "drop", True, "data")
+        settle_patients(only, make_patient_samples(TEST[:1]), "drop", True, "data")
 
 
 def test_they_count_twice_and_the_run_says_so():
@@ -87,7 +89,7 @@ class Registry(DataSource):
         for first in (0, 100):
             rows = [(clinic, first + 10 * number + i) for number, clinic in enumerate("ab") for i in range(10)]
             rows += [("a", 3 + first), ("b", 3 + first)] if first == 0 else []
-            parts.append(samples(rows * 2))
+            parts.append(make_patient_samples(rows * 2))
         return parts[0], parts[1]
 
 

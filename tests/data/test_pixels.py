@@ -13,13 +13,11 @@ from cfl_flare.data.pixels import describe_range, scale_to
 from cfl_flare.data.samples import check_values
 from cfl_flare.data.summary import DataSummary
 from cfl_flare.data.table import Table
+from tests.helpers.files import write_npz
 
 
-def npz(folder, images: np.ndarray) -> str:
-    path = folder / "ward.npz"
-    labels = np.arange(len(images)) % 2
-    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    return str(path)
+def write_images_npz(folder, images: np.ndarray) -> str:
+    return str(write_npz(folder / "ward.npz", images, np.arange(len(images)) % 2))
 
 
 def of_range(low: float, high: float, dtype: type = np.float32) -> np.ndarray:
@@ -29,7 +27,7 @@ def of_range(low: float, high: float, dtype: type = np.float32) -> np.ndarray:
 
 @pytest.mark.parametrize(("low", "high"), [(0, 255), (-1024, 3071), (0, 4095), (-200, 0), (0, 100)])
 def test_numbers_that_are_no_pixels_are_refused(tmp_path, monkeypatch, low, high):
-    path = npz(tmp_path, of_range(low, high))
+    path = write_images_npz(tmp_path, of_range(low, high))
     found = f"samples go from {low} to {high}: expected 0 to 1; set range of the source to the smallest and the largest"
     with pytest.raises(DataError, match=found):
         DataConfig(2, "iid").report(Npz(path))
@@ -44,7 +42,7 @@ def test_a_range_brings_numbers_to_pixels(tmp_path, monkeypatch, dtype):
     images = np.array([[[-1000, 1000], [3000, 0]]] * 8)
     shifted = (images - images.min() if dtype == np.uint16 else images).astype(dtype)
     ends = [0, 4000] if dtype == np.uint16 else [-1000, 3000]
-    path = npz(tmp_path, shifted)
+    path = write_images_npz(tmp_path, shifted)
     monkeypatch.setenv("CFL_DATA", path)
     for source in (Npz(path, range=ends), SiteData(range=ends)):
         (data,) = DataConfig().host(source, "s", 0, 1)
@@ -53,8 +51,8 @@ def test_a_range_brings_numbers_to_pixels(tmp_path, monkeypatch, dtype):
 
 def test_floats_of_bytes_are_what_bytes_are(tmp_path):
     images = np.arange(160, dtype=np.uint8).reshape(10, 4, 4)
-    (data,) = DataConfig().host(Npz(npz(tmp_path, images)), "s", 0, 1)
-    (same,) = DataConfig().host(Npz(npz(tmp_path, images.astype(np.float32)), range=[0, 255]), "s", 0, 1)
+    (data,) = DataConfig().host(Npz(write_images_npz(tmp_path, images)), "s", 0, 1)
+    (same,) = DataConfig().host(Npz(write_images_npz(tmp_path, images.astype(np.float32)), range=[0, 255]), "s", 0, 1)
     np.testing.assert_allclose(same.train.x, data.train.x, atol=1e-6)
 
 

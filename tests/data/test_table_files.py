@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from cfl_flare.data import SiteData
 from cfl_flare.data.columns import Columns
 from cfl_flare.data.frames import is_table, read_frame
 from cfl_flare.data.table import Table
+from tests.helpers.refusals import catch_refusal
 
 FRAME = pd.DataFrame({"code": ["010", "0744"] * 12, "age": [30, 41, 52] * 8, "label": [0, 1] * 12})
 TEXT = FRAME.to_csv(index=False)
@@ -38,11 +40,7 @@ def zipped(text: str, *names: str) -> bytes:
     return content.getvalue()
 
 
-def refusal(make: Callable[[], Any]) -> str:
-    with pytest.raises(DataError) as caught:
-        make()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+catch_data_error = partial(catch_refusal, error=DataError)
 
 
 CONTENTS: dict[str, bytes] = {
@@ -99,9 +97,9 @@ def test_a_workbook_keeps_dates_and_gaps(tmp_path: Path) -> None:
     with pd.ExcelWriter(tmp_path / "two.xlsx") as writer:
         FRAME.to_excel(writer, sheet_name="a")
         FRAME.to_excel(writer, sheet_name="b")
-    assert "has 2 sheets with cells, ['a', 'b']" in refusal(lambda: read_frame(tmp_path / "two.xlsx"))
+    assert "has 2 sheets with cells, ['a', 'b']" in catch_data_error(lambda: read_frame(tmp_path / "two.xlsx"))
     (tmp_path / "ward.csv").write_bytes((tmp_path / "ward.xlsx").read_bytes())
-    assert "is an Excel workbook by its content" in refusal(lambda: read_frame(tmp_path / "ward.csv"))
+    assert "is an Excel workbook by its content" in catch_data_error(lambda: read_frame(tmp_path / "ward.csv"))
 
 
 def test_value_labels_of_stata_are_categories(tmp_path: Path) -> None:
@@ -157,7 +155,7 @@ def test_texts_of_a_transport_file_are_text(tmp_path: Path) -> None:
 def test_files_that_are_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    assert says in refusal(lambda: read_frame(path))
+    assert says in catch_data_error(lambda: read_frame(path))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +180,7 @@ def test_files_that_are_refused(tmp_path: Path, name: str, content: bytes, says:
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: Any, name: str, says: str) -> None:
     (tmp_path / name).write_bytes(b"\xffanything")
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
-    assert says in refusal(lambda: read_frame(tmp_path / name))
+    assert says in catch_data_error(lambda: read_frame(tmp_path / name))
 
 
 @pytest.mark.parametrize("packed", [bz2.compress, lzma.compress, lambda text: zipped(text.decode(), "ward.csv")])
@@ -191,7 +189,9 @@ def test_packed_files_are_bounded(tmp_path: Path, monkeypatch: Any, packed: Call
     path.write_bytes(packed(b"1,0\n" * 10**6))
     monkeypatch.setattr("cfl_flare.data.table_files.MOST_UNPACKED", 1000)
     monkeypatch.setattr("cfl_flare.data.table_files.MOST_PACKING", 0)
-    assert "holds more than 1,000 bytes, which no table in a file of this size has" in refusal(lambda: read_frame(path))
+    assert "holds more than 1,000 bytes, which no table in a file of this size has" in catch_data_error(
+        lambda: read_frame(path)
+    )
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_types_of_columns_in_parquet(tmp_path: Path) -> None:
     assert frame.iloc[1].isna().tolist() == [True, True, False, True, True, True, True, False]
     for wrong, says in ((arrow.array([[1], [2]]), "holds"), (arrow.array([1, 2], arrow.duration("s")), "durations")):
         parquet.write_table(arrow.table({"a": wrong, "label": [0, 1]}), tmp_path / "wrong.parquet")
-        assert says in refusal(lambda: read_frame(tmp_path / "wrong.parquet"))
+        assert says in catch_data_error(lambda: read_frame(tmp_path / "wrong.parquet"))
 
 
 # ---- Columns without a name ----

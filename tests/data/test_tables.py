@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables as hospitals have them: what columns become, how missing values are filled up, what sites agree on."""
 
-import gzip
 import json
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, SiteData
 from cfl_flare.data.agreement import agreed, pooled
 from cfl_flare.data.columns import Column, Columns
@@ -22,6 +20,8 @@ from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.samples import Samples
 from cfl_flare.data.splits import split_by_class, split_by_time
 from cfl_flare.data.table import Table
+from tests.helpers.files import write_file
+from tests.helpers.refusals import catch_refusal
 
 WARD = """age,sex,stage,smokes,seen,note,label
 60,F,II,Y,1995-01-01,x,1
@@ -31,22 +31,10 @@ WARD = """age,sex,stage,smokes,seen,note,label
 """
 
 
-def written(tmp_path, text, name="ward.csv"):
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-    return str(path)
-
-
-def ward(rows=24):
+def make_ward_text(rows=24):
     """A table of two hospitals, of 8 and 16 rows."""
     lines = [f"{30 + i},{'AB'[i % 2]},{'' if i % 6 == 0 else i},{'s' if i < 8 else 't'},{i % 2}" for i in range(rows)]
     return "\n".join(["age,kind,dose,hospital,label", *lines]) + "\n"
-
-
-def refused(make, message):
-    with pytest.raises((DataError, ConfigError), match=message) as caught:
-        make()
-    assert "\n" not in str(caught.value)
 
 
 # Whose rows they are
@@ -71,7 +59,7 @@ def visits(patients=8, shift=0):
 
 
 def test_participants_share_no_patient(tmp_path):
-    table = Table(written(tmp_path, visits()), key="hospital", patient="pid", test_share=0.5)
+    table = Table(write_file(tmp_path, visits()), key="hospital", patient="pid", test_share=0.5)
     people = DataConfig(partition="natural", min_samples=3).resolved(table).host(table, "local", 0, 1)
     assert [sorted({*person.train.patient, *person.test.patient}) for person in people] == [[0, 2, 4, 6], [1, 3, 5, 7]]
     assert "pid: 8 patients, of 24 rows" in table.described()
@@ -81,39 +69,39 @@ def test_participants_share_no_patient(tmp_path):
         assert sum(map(len, parts)) == 8 == len(set.union(*parts))
         assert sum(len(person.train) + len(person.test) for person in people) == 24
     shared = Table(
-        written(tmp_path, visits().replace("\n1,2,t", "\n1,2,s"), "shared.csv"), key="hospital", patient="pid"
+        write_file(tmp_path, visits().replace("\n1,2,t", "\n1,2,s"), "shared.csv"), key="hospital", patient="pid"
     )
-    refused(
+    catch_refusal(
         lambda: DataConfig(partition="natural", min_samples=1).resolved(shared),
         "data: 1 of 8 patients have samples at several owners .1 at s and t., such as '1'",
     )
     header, first, *rest = visits().splitlines()
     lines = [f"part,{header}", f"test,{first}", *(f"train,{line}" for line in rest)]
-    path = written(tmp_path, "\n".join(lines) + "\n", "split.csv")
-    refused(
+    path = write_file(tmp_path, "\n".join(lines) + "\n", "split.csv")
+    catch_refusal(
         lambda: DataConfig().host(Table(path, split="part", patient="pid", leave=["hospital"]), "site-1", 0, 1),
         "data: 1 of 8 patients have training and test samples, such as '0': .*; set repeated_patients to first",
     )
 
 
 def test_a_validation_split_keeps_patients_together(tmp_path):
-    table = Table(written(tmp_path, visits(24)), patient="pid", leave=["hospital"])
+    table = Table(write_file(tmp_path, visits(24)), patient="pid", leave=["hospital"])
     config = DataConfig(validation=0.25, measured_on="validation")
     (person,) = config.host(replace(table, columns=table.own_columns(1).to_dict()), "site-1", 0, 1)
     assert len(person.test) and not {*person.train.patient} & {*person.test.patient}
 
 
 def test_what_few_patients_have_is_not_said_however_many_rows_they_have(tmp_path):
-    path = written(tmp_path, visits())
+    path = write_file(tmp_path, visits())
     by_rows, by_patients = (
         Table(path, leave=["hospital"], patient=p).own_columns(3, scale=True) for p in (None, "pid")
     )
     assert by_rows.columns[-1].categories == ("A", "AB") and by_patients.columns[-1].categories == ("A",)
     assert [column.column for column in by_patients.columns] == ["visit", "blood"]
-    refused(lambda: Table(path, patient="pid").own_columns(9), "has 8 patients, and says nothing of fewer than 9")
-    refused(lambda: Table(path, key="pid", patient="pid"), "key and patient are both 'pid'")
-    gap = written(tmp_path, visits().replace("\n3,1", "\n,1"), "gap.csv")
-    refused(lambda: Table(gap, patient="pid").load(), "row 11 has no patient")
+    catch_refusal(lambda: Table(path, patient="pid").own_columns(9), "has 8 patients, and says nothing of fewer than 9")
+    catch_refusal(lambda: Table(path, key="pid", patient="pid"), "key and patient are both 'pid'")
+    gap = write_file(tmp_path, visits().replace("\n3,1", "\n,1"), "gap.csv")
+    catch_refusal(lambda: Table(gap, patient="pid").load(), "row 11 has no patient")
 
 
 # What a column becomes
@@ -121,7 +109,7 @@ def test_what_few_patients_have_is_not_said_however_many_rows_they_have(tmp_path
 
 @pytest.mark.parametrize("name", ["ward.csv", "ward.csv.gz"])
 def test_columns_become_what_they_look_like(tmp_path, name):
-    table = Table(written(tmp_path, WARD, name), leave=["note"], missing=True, test_share=0.5)
+    table = Table(write_file(tmp_path, WARD, name), leave=["note"], missing=True, test_share=0.5)
     lines = table.described()
     assert lines == [
         "7 columns, 11 features",
@@ -146,10 +134,10 @@ def test_columns_become_what_they_look_like(tmp_path, name):
 
 def test_parquet_is_read_as_csv_is(tmp_path):
     pytest.importorskip("pyarrow")
-    frame = pd.read_csv(written(tmp_path, WARD), parse_dates=["seen"])
+    frame = pd.read_csv(write_file(tmp_path, WARD), parse_dates=["seen"])
     frame.to_parquet(tmp_path / "ward.parquet")
     columns = infer_columns(frame.drop(columns=["note", "label"]), "ward")
-    text, _ = Table(written(tmp_path, WARD), leave=["note"])._frame(tmp_path / "ward.csv")
+    text, _ = Table(write_file(tmp_path, WARD), leave=["note"])._frame(tmp_path / "ward.csv")
     packed, same = Table(str(tmp_path / "ward.parquet"), leave=["note"])._frame(tmp_path / "ward.parquet")
     assert same.columns == columns.columns
     assert np.array_equal(encoded(text, columns, "a")[0], encoded(packed, columns, "b")[0], equal_nan=True)
@@ -157,11 +145,11 @@ def test_parquet_is_read_as_csv_is(tmp_path):
 
 def test_codes_and_markers_are_named(tmp_path):
     text = "cp,chol,label\n" + "".join(f"{1 + i % 3}.0,{'?' if i % 2 else 200 + i},{i % 2}\n" for i in range(8))
-    table = Table(written(tmp_path, text), categories=["cp"], absent=["?"])
+    table = Table(write_file(tmp_path, text), categories=["cp"], absent=["?"])
     frame, columns = table._frame(tmp_path / "ward.csv")
     assert columns.columns == (Column("cp", "category", ("1", "2", "3")), Column("chol"))
     assert np.isnan(encoded(frame, columns, "t")[0][:, 3]).sum() == 4
-    assert Table(written(tmp_path, text), take="cp", categories="cp", absent="?").load()[0].x.shape[1] == 3
+    assert Table(write_file(tmp_path, text), take="cp", categories="cp", absent="?").load()[0].x.shape[1] == 3
 
 
 @pytest.mark.parametrize(
@@ -186,13 +174,13 @@ def test_codes_and_markers_are_named(tmp_path):
     ],
 )
 def test_what_a_table_refuses(tmp_path, text, settings, message):
-    refused(lambda: Table(written(tmp_path, text), **settings).load(), message)
+    catch_refusal(lambda: Table(write_file(tmp_path, text), **settings).load(), message)
 
 
 def test_rows_without_a_label(tmp_path):
-    text = ward() + "99,A,1,t,\n"
-    refused(lambda: Table(written(tmp_path, text), key="hospital").load(), "row 25 has no label; fill it in")
-    table = Table(written(tmp_path, text), key="hospital", unlabelled="leave")
+    text = make_ward_text() + "99,A,1,t,\n"
+    catch_refusal(lambda: Table(write_file(tmp_path, text), key="hospital").load(), "row 25 has no label; fill it in")
+    table = Table(write_file(tmp_path, text), key="hospital", unlabelled="leave")
     train, test = table.load()
     assert len(train) + len(test) == 24 and train.y.dtype == np.int64
     assert "left out: 1 of 25 rows, which have no label" in table.described()
@@ -200,17 +188,23 @@ def test_rows_without_a_label(tmp_path):
 
 def test_units_are_checked_by_ranges(tmp_path):
     columns = {"columns": [{"column": "age", "range": [0, 50]}], "leave": ["kind", "dose", "hospital"]}
-    refused(
-        lambda: Table(written(tmp_path, ward()), columns=columns).load(),
+    catch_refusal(
+        lambda: Table(write_file(tmp_path, make_ward_text()), columns=columns).load(),
         "column 'age': row 22 holds 51, and 3 of 24 rows are not in 0 to 50; look at the unit, and correct",
     )
 
 
 def test_a_column_that_is_missing_or_new_is_refused(tmp_path):
     columns = {"columns": [{"column": "age"}], "leave": ["dose", "hospital"]}
-    refused(lambda: Table(written(tmp_path, ward()), columns=columns).load(), "column 'kind' is new: it is none of")
+    catch_refusal(
+        lambda: Table(write_file(tmp_path, make_ward_text()), columns=columns).load(),
+        "column 'kind' is new: it is none of",
+    )
     columns = {"columns": [{"column": "age"}, {"column": "weight"}], "leave": ["kind", "dose", "hospital"]}
-    refused(lambda: Table(written(tmp_path, ward()), columns=columns).load(), "no column 'weight', which the sites agr")
+    catch_refusal(
+        lambda: Table(write_file(tmp_path, make_ward_text()), columns=columns).load(),
+        "no column 'weight', which the sites agr",
+    )
 
 
 # Filling up and scaling
@@ -260,7 +254,7 @@ def test_a_preparation_survives_its_file():
 def test_damaged_preparations(changes, message):
     columns = Columns((Column("a"), Column("b")))
     whole = Preparation.fitted(np.eye(2), columns, "site").to_dict()
-    refused(lambda: Preparation.of({**whole, **changes}, "test"), message)
+    catch_refusal(lambda: Preparation.of({**whole, **changes}, "test"), message)
 
 
 @settings(deadline=None, max_examples=40)
@@ -288,8 +282,13 @@ def test_pooled_mean_and_deviation_are_those_of_all_rows():
 
 
 def test_sites_agree(tmp_path):
-    first, other = ward(8), "age,kind,dose,hospital,label\n" + "".join(f"{50 + i},C,2,u,{i % 2}\n" for i in range(16))
-    tables = [Table(written(tmp_path, text, f"{i}.csv"), leave=["hospital"]) for i, text in enumerate((first, other))]
+    first, other = (
+        make_ward_text(8),
+        "age,kind,dose,hospital,label\n" + "".join(f"{50 + i},C,2,u,{i % 2}\n" for i in range(16)),
+    )
+    tables = [
+        Table(write_file(tmp_path, text, f"{i}.csv"), leave=["hospital"]) for i, text in enumerate((first, other))
+    ]
     assert {(c.rows, c.mean, c.deviation) for table in tables for c in table.own_columns(4).columns} == {
         (0, None, None)
     }
@@ -301,9 +300,11 @@ def test_sites_agree(tmp_path):
     assert age.rows == 18 and np.allclose((age.mean, age.deviation), (ages.mean(), ages.std()))
     assert kind.categories == ("A", "B", "C") and both.label == "label" and both.leave == ("hospital",)
     assert Columns.of(json.loads(json.dumps(both.to_dict()))) == both
-    rare = Table(written(tmp_path, first), leave=["hospital"]).own_columns(5)
+    rare = Table(write_file(tmp_path, first), leave=["hospital"]).own_columns(5)
     assert rare.columns[1].categories == ()  # four rows each
-    refused(lambda: agreed({"s": rare}), "'kind': no site has a category of enough rows; let all sites leave it out")
+    catch_refusal(
+        lambda: agreed({"s": rare}), "'kind': no site has a category of enough rows; let all sites leave it out"
+    )
 
 
 def scaled_column(rows: int, mean: float, deviation: float, **more) -> Columns:
@@ -332,14 +333,16 @@ def test_a_file_far_from_all_others_is_refused_by_its_name(mean, deviation):
     """Ages of 40 and 80 were the same on such a scale."""
     liar = scaled_column(5, mean, deviation)
     says = r"columns: 'age': liar has mean .*, far from all others; correct its file, or agree on a range in all files"
-    refused(lambda: agreed({**HONEST, "liar": liar}), says)
+    catch_refusal(lambda: agreed({**HONEST, "liar": liar}), says)
 
 
 def test_a_scale_lies_in_the_agreed_range():
     """So a liar moves a mean and a deviation by no more than the range allows."""
     scaled_column(5, 60, 60, range=(0, 120))
-    refused(lambda: scaled_column(5, 121, 1, range=(0, 120)), "'age': mean = 121 and deviation = 1 cannot be of")
-    refused(lambda: scaled_column(5, 60, 61, range=(0, 120)), "'age': mean = 60 and deviation = 61 cannot be of numb")
+    catch_refusal(lambda: scaled_column(5, 121, 1, range=(0, 120)), "'age': mean = 121 and deviation = 1 cannot be of")
+    catch_refusal(
+        lambda: scaled_column(5, 60, 61, range=(0, 120)), "'age': mean = 60 and deviation = 61 cannot be of numb"
+    )
     far = {"a": scaled_column(5, 1, 0.1, range=(0, 1e6)), "b": scaled_column(5, 2, 0.1, range=(0, 1e6))}
     agreed({**far, "c": scaled_column(5, 9e5, 0, range=(0, 1e6))})  # as agreed, however far
 
@@ -347,7 +350,7 @@ def test_a_scale_lies_in_the_agreed_range():
 def test_an_error_in_a_file_names_the_file(tmp_path):
     path = tmp_path / "hospital-7.json"
     path.write_text('{"columns": [{"column": "age", "range": [0, 120], "mean": 500, "deviation": 1, "rows": 9}]}')
-    refused(lambda: Columns.read(path), r"hospital-7\.json: columns: 'age': mean = 500")
+    catch_refusal(lambda: Columns.read(path), r"hospital-7\.json: columns: 'age': mean = 500")
 
 
 def test_files_of_constants_agree():
@@ -371,25 +374,29 @@ def test_the_order_of_a_study_s_own_classes_and_categories_stays():
 
 def test_what_sites_must_agree_on():
     number, text = Columns((Column("a"),)), Columns((Column("a", "category", ("u",)),))
-    refused(lambda: agreed({"s": number, "t": text}), "'a': kind is 'number' at s and 'category' at t; agree on one")
-    refused(lambda: agreed({"s": number, "t": Columns((Column("b"),))}), "'a' is at s and not at t; add it there")
+    catch_refusal(
+        lambda: agreed({"s": number, "t": text}), "'a': kind is 'number' at s and 'category' at t; agree on one"
+    )
+    catch_refusal(lambda: agreed({"s": number, "t": Columns((Column("b"),))}), "'a' is at s and not at t; add it there")
     more = Columns((Column("a"), Column("b")))
-    refused(lambda: agreed({"s": number, "t": more}), "'b' is at t and not at s")
+    catch_refusal(lambda: agreed({"s": number, "t": more}), "'b' is at t and not at s")
     unit = Columns((Column("a", range=(0, 9)),))
-    refused(lambda: agreed({"s": number, "t": unit}), r"'a': range is None at s and \(0, 9\) at t")
+    catch_refusal(lambda: agreed({"s": number, "t": unit}), r"'a': range is None at s and \(0, 9\) at t")
     in_grams, in_ounces = (Columns((Column("a", unit=of),)) for of in ("g", "oz"))
-    refused(lambda: agreed({"s": in_grams, "t": in_ounces}), "'a': unit is 'g' at s and 'oz' at t; agree on one")
-    refused(lambda: agreed({"s": in_grams, "t": number}), "'a': unit is 'g' at s and None at t; agree on one")
+    catch_refusal(lambda: agreed({"s": in_grams, "t": in_ounces}), "'a': unit is 'g' at s and 'oz' at t; agree on one")
+    catch_refusal(lambda: agreed({"s": in_grams, "t": number}), "'a': unit is 'g' at s and None at t; agree on one")
     both = agreed({"s": in_grams, "t": in_grams})
     assert Columns.of(both.to_dict()).columns[0].unit == "g" and both.lines == ["a: number, in g"]
     for wrong in ({"unit": 3}, {"unit": ""}, {"unit": "x" * 501}, {"unit": "g", "kind": "category"}):
-        refused(lambda wrong=wrong: Column("a", **wrong), "'a': unit = ")
+        catch_refusal(lambda wrong=wrong: Column("a", **wrong), "'a': unit = ")
 
 
 def test_a_real_site_needs_agreed_categories(tmp_path, monkeypatch):
-    path, config = written(tmp_path, ward()), DataConfig()
+    path, config = write_file(tmp_path, make_ward_text()), DataConfig()
     monkeypatch.setenv("CFL_DATA", path)
-    refused(lambda: config.host(SiteData(), "s", 0, 1), "the sites must agree on the categories of 'kind'; let each")
+    catch_refusal(
+        lambda: config.host(SiteData(), "s", 0, 1), "the sites must agree on the categories of 'kind'; let each"
+    )
     columns = Table(path).own_columns(5).to_dict()
     (one,) = config.host(SiteData(columns=columns), "s", 0, 1)
     assert one.train.x.shape[1] == 6 and np.isfinite(one.train.x).all() and one.preparation is not None
@@ -398,11 +405,13 @@ def test_a_real_site_needs_agreed_categories(tmp_path, monkeypatch):
     (same,) = config.host(SiteData(), "s", 0, 1)
     assert np.array_equal(same.train.x, one.train.x)
     other = {**columns, "absent": ["?"]}
-    refused(lambda: config.host(SiteData(columns=other), "s", 0, 1), "the job's columns are not those of CFL_COLUMNS")
+    catch_refusal(
+        lambda: config.host(SiteData(columns=other), "s", 0, 1), "the job's columns are not those of CFL_COLUMNS"
+    )
 
 
 def test_a_common_scale_is_that_of_all_training_rows(tmp_path):
-    path = written(tmp_path, ward())
+    path = write_file(tmp_path, make_ward_text())
     for scaling in ("site", "federation"):
         table = Table(path, key="hospital", leave=["kind", "dose"], scaling=scaling)
         config = DataConfig(partition="natural", min_samples=1).resolved(table)
@@ -413,7 +422,7 @@ def test_a_common_scale_is_that_of_all_training_rows(tmp_path):
             assert s.train.x.mean() < -0.5 and t.train.x.mean() > 0.2
         else:
             assert abs(s.train.x.mean()) < 1e-6 and abs(t.train.x.mean()) < 1e-6
-    refused(
+    catch_refusal(
         lambda: DataConfig().host(Table(path, leave=["kind", "dose", "hospital"], scaling="federation"), "s", 0, 1),
         "scaling = 'federation' needs a mean and deviation of all sites",
     )
@@ -423,7 +432,7 @@ def test_a_common_scale_is_that_of_all_training_rows(tmp_path):
 
 
 def test_each_owner_s_rows_are_split(tmp_path):
-    test = Table(written(tmp_path, ward()), key="hospital").load()[1]
+    test = Table(write_file(tmp_path, make_ward_text()), key="hospital").load()[1]
     assert {k: int((test.key == k).sum()) for k in "st"} == {"s": 2, "t": 4}
     assert [int(test.y[test.key == k].sum()) for k in "st"] == [1, 2]
 
@@ -436,11 +445,13 @@ def test_the_latest_rows_test():
     assert sorted(test.x[:, 0]) == [0, 3]  # one of three, one of four
     train, test = split_by_time(samples, when, 0.25, 365, "t")
     assert sorted(train.x[:, 0]) == [1, 2, 4, 5] and sorted(test.x[:, 0]) == [0, 3, 6]
-    refused(lambda: split_by_time(samples, np.where(x[:, 0] == 3, np.nan, when), 0.25, None, "t"), "sample 3 has no d")
+    catch_refusal(
+        lambda: split_by_time(samples, np.where(x[:, 0] == 3, np.nan, when), 0.25, None, "t"), "sample 3 has no d"
+    )
 
 
 def test_validation_samples_are_never_trained_on_or_tested(tmp_path):
-    table = Table(written(tmp_path, ward()), key="hospital", leave=["kind", "dose"], scaling="site")
+    table = Table(write_file(tmp_path, make_ward_text()), key="hospital", leave=["kind", "dose"], scaling="site")
     seen = {}
     for on in ("test", "validation"):
         config = DataConfig(partition="natural", min_samples=1, validation=0.25, measured_on=on).resolved(table)
@@ -450,25 +461,27 @@ def test_validation_samples_are_never_trained_on_or_tested(tmp_path):
     for i, (train, test, validation) in enumerate(zip(seen["test"][0], seen["test"][1], seen["validation"][1])):
         assert not train & test and not train & validation and not test & validation
         assert len(train) + len(test) + len(validation) == (8, 16)[i]
-    refused(lambda: DataConfig(measured_on="validation"), "no samples are set aside for it; give validation a share")
+    catch_refusal(
+        lambda: DataConfig(measured_on="validation"), "no samples are set aside for it; give validation a share"
+    )
 
 
 # Owners
 
 
 def test_natural_takes_all_owners_and_says_who_is_too_small(tmp_path):
-    text = ward() + "90,A,1,tiny,1\n91,B,1,tiny,0\n"
-    table = Table(written(tmp_path, text), key="hospital", leave=["kind", "dose"])
+    text = make_ward_text() + "90,A,1,tiny,1\n91,B,1,tiny,0\n"
+    table = Table(write_file(tmp_path, text), key="hospital", leave=["kind", "dose"])
     config = DataConfig(partition="natural", min_samples=5)
     named = config.resolved(table)
     assert named.participants == 2 and named.names == named.owners == ["s", "t"]
     assert [one.name for one in named.host(table, "local", 0, 1)] == named.names_at("site", 0, 1) == ["s", "t"]
     assert named.names_at("site", 1, 2) == ["t"] and replace(config, participants=2).resolved(table) == named
-    refused(
-        lambda: named.host(Table(written(tmp_path, text.replace(",s,", ",u,")), key="hospital"), "x", 0, 1), "owners"
+    catch_refusal(
+        lambda: named.host(Table(write_file(tmp_path, text.replace(",s,", ",u,")), key="hospital"), "x", 0, 1), "owners"
     )
     for owners in (["s"], ["s", "S"], ["s", "../t"], ["s", 3]):
-        refused(lambda owners=owners: replace(named, owners=owners), "should be the names of all participants")
+        catch_refusal(lambda owners=owners: replace(named, owners=owners), "should be the names of all participants")
     assert config.described(table)[-1] == (
         "natural: 2 of 3 keys take part; 1 have fewer than min_samples = 5 training samples, and their 2 samples stay "
         "unused"
@@ -478,16 +491,18 @@ def test_natural_takes_all_owners_and_says_who_is_too_small(tmp_path):
     everyone = DataConfig(partition="natural", min_samples=1)
     assert everyone.described(table)[-1].endswith("1 have no test sample: they train, and are not measured")
     assert everyone.resolved(table).participants == 3
-    refused(lambda: DataConfig(partition="natural", min_samples=99).resolved(table), "none of 3 keys has 99 training")
+    catch_refusal(
+        lambda: DataConfig(partition="natural", min_samples=99).resolved(table), "none of 3 keys has 99 training"
+    )
 
 
 def test_groups_of_owners_are_the_truth(tmp_path):
-    table = Table(written(tmp_path, ward()), key="hospital", group="kind", leave=["dose"])
-    refused(
+    table = Table(write_file(tmp_path, make_ward_text()), key="hospital", group="kind", leave=["dose"])
+    catch_refusal(
         lambda: DataConfig(partition="natural").report(table), "key 't' are of 2 groups; name a column that has one"
     )
-    text = ward().replace("A,", "x,").replace("B,", "x,")
-    table = Table(written(tmp_path, text), key="hospital", group="kind", leave=["dose"])
+    text = make_ward_text().replace("A,", "x,").replace("B,", "x,")
+    table = Table(write_file(tmp_path, text), key="hospital", group="kind", leave=["dose"])
     assert DataConfig(partition="natural", min_samples=1).report(table).truth == [0, 0]
 
 
@@ -505,14 +520,16 @@ def test_sites_agree_on_the_names_of_classes(tmp_path, monkeypatch):
     """A site without a class would number the others as other sites number it."""
     rows = {"a": ["benign", "malign"] * 6, "b": ["malign"] * 11 + ["unsure"]}
     paths = {
-        s: written(tmp_path, "x,dx\n" + "".join(f"{i},{dx}\n" for i, dx in enumerate(own)), f"{s}.csv")
+        s: write_file(tmp_path, "x,dx\n" + "".join(f"{i},{dx}\n" for i, dx in enumerate(own)), f"{s}.csv")
         for s, own in rows.items()
     }
-    refused(lambda: DataConfig().host(Table(paths["b"], label="dx"), "b", 0, 1), "agree on the categories of 'dx'")
+    catch_refusal(
+        lambda: DataConfig().host(Table(paths["b"], label="dx"), "b", 0, 1), "agree on the categories of 'dx'"
+    )
     own = {s: Table(path, label="dx").own_columns(5) for s, path in paths.items()}
     both = agreed(own)
     assert own["b"].classes == ("malign",) and both.classes == ("benign", "malign")  # one row is unsure
-    refused(
+    catch_refusal(
         lambda: Table(paths["b"], columns=both.to_dict()).load(),
         "label 'unsure' is none of the 2 classes that were agreed on .benign, malign.; correct it",
     )
@@ -523,4 +540,7 @@ def test_sites_agree_on_the_names_of_classes(tmp_path, monkeypatch):
 
 
 def test_a_row_without_an_owner_is_refused(tmp_path):
-    refused(lambda: Table(written(tmp_path, ward() + "9,A,1,,1\n"), key="hospital").load(), "row 25 has no owner")
+    catch_refusal(
+        lambda: Table(write_file(tmp_path, make_ward_text() + "9,A,1,,1\n"), key="hospital").load(),
+        "row 25 has no owner",
+    )

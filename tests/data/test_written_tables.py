@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from cfl_flare.cli import main
 from cfl_flare.core.config import build, marked
-from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.agreement import agreed
 from cfl_flare.data.columns import Column, Columns
@@ -28,7 +27,9 @@ from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import FedAvg
 from cfl_flare.training.settings import TrainSettings
+from tests.helpers.files import write_file
 from tests.helpers.loop import run_loop
+from tests.helpers.refusals import catch_refusal
 
 ROWS = "age,temp,seen,ward,label\n" + "".join(
     f"{30 + i},{36 + i / 10:.1f},{1 + i:02d}/03/1996,Ä{'xy'[i % 2]},{i % 2}\n" for i in range(24)
@@ -36,18 +37,11 @@ ROWS = "age,temp,seen,ward,label\n" + "".join(
 EXCEL = ROWS.replace(",", ";").replace(".", ",")
 
 
-def written(folder: Path, content: str | bytes, name: str = "ward.csv") -> str:
-    path = folder / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return str(path)
-
-
-def refusal(make: Any) -> str:
-    with warnings.catch_warnings(), pytest.raises((DataError, ConfigError)) as caught:
+def catch_quiet_refusal(make: Any) -> str:
+    """The message of a refusal that comes without a warning."""
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+        return catch_refusal(make)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +78,7 @@ def refusal(make: Any) -> str:
     ],
 )
 def test_the_message_says_what_to_set(tmp_path: Path, content: Any, settings: Any, way_out: str) -> None:
-    says = refusal(lambda: Table(written(tmp_path, content), **settings).load())
+    says = catch_quiet_refusal(lambda: Table(write_file(tmp_path, content), **settings).load())
     with pytest.raises(AssertionError, match=way_out):
         raise AssertionError(says)
 
@@ -99,8 +93,8 @@ def test_the_message_says_what_to_set(tmp_path: Path, content: Any, settings: An
     ],
 )
 def test_what_is_set_is_read(tmp_path: Path, content: Any, settings: Any) -> None:
-    plain = Table(written(tmp_path, ROWS.replace("/03/", ".3."), "plain.csv"), dayfirst=True)
-    other = Table(written(tmp_path, content), dayfirst=True, **settings)
+    plain = Table(write_file(tmp_path, ROWS.replace("/03/", ".3."), "plain.csv"), dayfirst=True)
+    other = Table(write_file(tmp_path, content), dayfirst=True, **settings)
     for ours, theirs in zip(plain.load(), other.load()):
         assert np.array_equal(ours.x, theirs.x) and np.array_equal(ours.y, theirs.y)
     assert other.described() == plain.described() and "seen: date" in plain.described()
@@ -111,7 +105,7 @@ def test_what_is_set_is_read(tmp_path: Path, content: Any, settings: Any) -> Non
 
 
 def test_ambiguous_dates_are_not_guessed(tmp_path: Path) -> None:
-    path = Path(written(tmp_path, "seen,label\n" + "03/04/1996,0\n05/06/1996 14:30,1\n"))
+    path = Path(write_file(tmp_path, "seen,label\n" + "03/04/1996,0\n05/06/1996 14:30,1\n"))
     days, months = (read_frame(path, reading=Reading(dayfirst=first)).seen.tolist() for first in (True, False))
     assert days == ["1996-04-03", "1996-06-05 14:30"] and months == ["1996-03-04", "1996-05-06 14:30"]
 
@@ -120,7 +114,7 @@ def test_missing_means_numbers_too(tmp_path: Path) -> None:
     text = "a,b,label\n" + "".join(
         f"{-1 if i % 4 == 0 else i},{'?' if i % 3 == 0 else 'u'},{i % 2}\n" for i in range(16)
     )
-    path = written(tmp_path, text)
+    path = write_file(tmp_path, text)
     read = [Table(path, absent=absent).load()[0].x for absent in ([-1, "?"], ["-1", "?"], [-1.0, "?"])]
     assert np.isnan(read[0][:, 0]).any() and all(np.array_equal(read[0], one, equal_nan=True) for one in read[1:])
     assert Columns.of({"columns": [{"column": "a"}], "absent": [-1, 99.0]}).absent == ("-1", "99")
@@ -135,17 +129,17 @@ def test_missing_means_numbers_too(tmp_path: Path) -> None:
 def test_a_column_says_train_or_test(tmp_path: Path) -> None:
     says = ["Train", "training", "TEST", "train"]
     text = "a,part,label\n" + "".join(f"{i},{says[i % 4]},{i % 2}\n" for i in range(16))
-    train, test = Table(written(tmp_path, text), split="part").load()
+    train, test = Table(write_file(tmp_path, text), split="part").load()
     assert test.x[:, 0].tolist() == [2, 6, 10, 14] and train.x.shape == (12, 1)
-    assert "row 2 says 'val'; write train or test" in refusal(
-        lambda: Table(written(tmp_path, text.replace("training", "val")), split="part").load()
+    assert "row 2 says 'val'; write train or test" in catch_quiet_refusal(
+        lambda: Table(write_file(tmp_path, text.replace("training", "val")), split="part").load()
     )
-    assert "row 1 says None" in refusal(
-        lambda: Table(written(tmp_path, text.replace("0,Train", "0,")), split="part").load()
+    assert "row 1 says None" in catch_quiet_refusal(
+        lambda: Table(write_file(tmp_path, text.replace("0,Train", "0,")), split="part").load()
     )
-    assert "set split" in refusal(lambda: Table(written(tmp_path, text), split="fold").load())
-    assert "both say which rows test" in refusal(lambda: Table("x.csv", split="part", time="seen"))
-    by_file = Table(written(tmp_path, text), columns={"columns": [{"column": "a"}], "split": "part"})
+    assert "set split" in catch_quiet_refusal(lambda: Table(write_file(tmp_path, text), split="fold").load())
+    assert "both say which rows test" in catch_quiet_refusal(lambda: Table("x.csv", split="part", time="seen"))
+    by_file = Table(write_file(tmp_path, text), columns={"columns": [{"column": "a"}], "split": "part"})
     assert by_file.load()[1].x[:, 0].tolist() == [2, 6, 10, 14]
     unfilled = by_file.preparation(by_file.load()[0])
     assert unfilled.columns.split is None and "part" in unfilled.columns.leave  # new patients have none
@@ -153,8 +147,8 @@ def test_a_column_says_train_or_test(tmp_path: Path) -> None:
 
 def test_times_of_zero_are_told_together_and_have_a_way_out(tmp_path: Path) -> None:
     text = "a,died,label\n" + "".join(f"{i},{i % 2},{0 if i % 3 == 0 else 2 * i}\n" for i in range(24))
-    path = written(tmp_path, text)
-    says = refusal(lambda: Table(path, event="died").load())
+    path = write_file(tmp_path, text)
+    says = catch_quiet_refusal(lambda: Table(path, event="died").load())
     assert "8 of 24 rows have a time that is not above 0 (rows 1, 4, 7, 10, 13, ...)" in says
     assert "set zero_times=leave" in says and "zero_times=shift" in says
     left = Table(path, event="died", zero_times="leave")
@@ -162,10 +156,12 @@ def test_times_of_zero_are_told_together_and_have_a_way_out(tmp_path: Path) -> N
     assert "left out: 8 of 24 rows, which have no label, or a time that is not above 0" in left.described()
     shifted = np.concatenate([part.y for part in Table(path, event="died", zero_times="shift").load()])
     assert len(shifted) == 24 and (shifted[:, 0] == 1).sum() == 8  # half of 2
-    below = written(tmp_path, text.replace("\n1,1,2\n", "\n1,1,-2\n"))
-    assert "1 of 24 rows have a time" in refusal(lambda: Table(below, event="died", zero_times="shift").load())
-    nobody = written(tmp_path, "a,died,label\n1,1,0\n2,0,0\n")
-    assert "2 of 2 rows" in refusal(lambda: Table(nobody, event="died", zero_times="leave").load())
+    below = write_file(tmp_path, text.replace("\n1,1,2\n", "\n1,1,-2\n"))
+    assert "1 of 24 rows have a time" in catch_quiet_refusal(
+        lambda: Table(below, event="died", zero_times="shift").load()
+    )
+    nobody = write_file(tmp_path, "a,died,label\n1,1,0\n2,0,0\n")
+    assert "2 of 2 rows" in catch_quiet_refusal(lambda: Table(nobody, event="died", zero_times="leave").load())
 
 
 # Each site's own matter
@@ -173,9 +169,9 @@ def test_times_of_zero_are_told_together_and_have_a_way_out(tmp_path: Path) -> N
 
 def test_a_site_s_way_of_writing_and_what_it_leaves_out_survive(tmp_path: Path, monkeypatch: Any) -> None:
     study = {"columns": [{"column": "age", "range": [0, 99]}, {"column": "temp"}], "leave": ["seen"]}
-    mine = Table(written(tmp_path, EXCEL), columns=study, leave=["ward"], sep=";", decimal="comma").own_columns(5)
+    mine = Table(write_file(tmp_path, EXCEL), columns=study, leave=["ward"], sep=";", decimal="comma").own_columns(5)
     theirs = Table(
-        written(tmp_path, ROWS.replace(",ward", "").replace(",Äx", "").replace(",Äy", ""), "b.csv"), columns=study
+        write_file(tmp_path, ROWS.replace(",ward", "").replace(",Äx", "").replace(",Äy", ""), "b.csv"), columns=study
     ).own_columns(5)
     assert mine.leave == ("seen", "ward") and (mine.sep, mine.decimal) == (";", "comma")
     both = agreed({"mine": mine, "theirs": theirs})
@@ -187,13 +183,15 @@ def test_a_site_s_way_of_writing_and_what_it_leaves_out_survive(tmp_path: Path, 
     (one,) = DataConfig().host(SiteData(columns=both.to_dict()), "s", 0, 1)
     assert one.train.x.shape[1] == 2
     other = {**both.to_dict(), "absent": ["?"]}
-    assert "not those of CFL_COLUMNS" in refusal(lambda: DataConfig().host(SiteData(columns=other), "s", 0, 1))
+    assert "not those of CFL_COLUMNS" in catch_quiet_refusal(
+        lambda: DataConfig().host(SiteData(columns=other), "s", 0, 1)
+    )
 
 
 def test_site_columns_reads_values_where_a_study_s_file_is_given(tmp_path: Path, capsys: Any) -> None:
     study = tmp_path / "study.json"
     study.write_text(json.dumps({"columns": [{"column": "age", "range": [0, 40]}], "leave": ["temp", "seen", "ward"]}))
-    path, out = written(tmp_path, ROWS), tmp_path / "own.json"
+    path, out = write_file(tmp_path, ROWS), tmp_path / "own.json"
     words = ["site", "columns", "--data", f"table:path={path},columns={study}", "--out", str(out)]
     assert main(words) == 2 and not out.exists()
     assert "row 12 holds 41, and 13 of 24 rows are not in 0 to 40" in capsys.readouterr().err
@@ -203,7 +201,7 @@ def test_site_columns_reads_values_where_a_study_s_file_is_given(tmp_path: Path,
 
 def test_site_check_prints_empty_columns_and_shares_of_missing_values(tmp_path: Path, capsys: Any) -> None:
     rows = "".join(f"{'' if i % 4 == 0 else i},,{i},{i % 2}\n" for i in range(24))
-    written(tmp_path, "age,dose,pulse,label\n" + rows)
+    write_file(tmp_path, "age,dose,pulse,label\n" + rows)
     assert main(["site", "check", "--data", f"table:path={tmp_path / 'ward.csv'}"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "no row has a value: dose; look at the file, and at absent" in said and "missing values: age 25 %" in said
@@ -231,7 +229,7 @@ def intensive_care(path: Path) -> Path:
     return path
 
 
-def losses(source: Table) -> tuple[float, float]:
+def measure_losses(source: Table) -> tuple[float, float]:
     """Log-loss on all test rows: of FedAvg's logistic regression, and of the training rows' share of events alone."""
     data = DataConfig(partition="natural", min_samples=1).resolved(source)
     hosted = data.host(source, "local", 0, 1)
@@ -252,7 +250,7 @@ def losses(source: Table) -> tuple[float, float]:
     return float(np.mean(np.logaddexp(0, logits) - y * logits)), float(alone)
 
 
-class Alone(Table):
+class UnsharedTable(Table):
     """Hospitals that share no statistics."""
 
     def preparation(self, train: Any, federation: Any = None) -> Preparation:
@@ -260,14 +258,14 @@ class Alone(Table):
         return super().preparation(train)
 
 
-@pytest.mark.parametrize("kind", [Table, Alone])
+@pytest.mark.parametrize("kind", [Table, UnsharedTable])
 def test_hospitals_of_a_few_patients_learn_more_than_the_share_of_deaths(tmp_path: Path, kind: type[Table]) -> None:
     """Each scaled by its own deviation, they learn less: 0.38 where the share alone has 0.30."""
     path = str(intensive_care(tmp_path / "icu.csv"))
-    fedavg, alone = losses(kind(path, key="hospital"))
+    fedavg, alone = measure_losses(kind(path, key="hospital"))
     assert fedavg < alone - 0.003
     if kind is Table:
-        worse, _ = losses(Table(path, key="hospital", scaling="site"))
+        worse, _ = measure_losses(Table(path, key="hospital", scaling="site"))
         assert worse > alone + 0.03
 
 
@@ -296,9 +294,9 @@ def test_stroke_s_patients_in_tiny_hospitals(tmp_path: Path) -> None:
     hospitals = pd.concat([own for own in parts if len(own) >= 8][:150])
     names = ["HOSPNUM", "dependent", *(c.column for c in STROKE_COLUMNS.columns)]
     hospitals[names].to_csv(tmp_path / "s.csv", index=False)
-    for kind in (Table, Alone):
+    for kind in (Table, UnsharedTable):
         source = kind(str(tmp_path / "s.csv"), "dependent", "HOSPNUM", columns=STROKE_COLUMNS.to_dict())
-        fedavg, alone = losses(source)
+        fedavg, alone = measure_losses(source)
         assert fedavg < alone
 
 

@@ -31,15 +31,15 @@ SECTIONS = (
 )
 
 
-def commands(folder: Path) -> list[str]:
+def list_commands(folder: Path) -> list[str]:
     """The README's, which are typed in the example's folder."""
     blocks = re.findall(r"^```(?:sh|bash)\n(.*?)^```$", (folder / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     return [line for block in blocks for line in block.splitlines() if line.startswith("python job.py")]
 
 
-def run(source: Path, method: str, folder: Path, *options: str) -> str:
+def run_example(source: Path, method: str, folder: Path, *options: str) -> str:
     """Runs the README's command with this method, or recipe, in a copy of the example; returns what it printed."""
-    (command,) = [line for line in commands(source) if method in line]
+    (command,) = [line for line in list_commands(source) if method in line]
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("cfl-runs", "__pycache__"))
     words = [sys.executable, *shlex.split(command)[1:], *options]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=500)
@@ -61,7 +61,7 @@ def two_groups(cluster: dict[str, int]) -> bool:
 
 
 @pytest.fixture
-def blood(data_root):
+def blood_images(data_root):
     if not (data_root / "bloodmnist28.npz").is_file():
         pytest.skip("CFL_DATA_ROOT holds no bloodmnist28.npz")
 
@@ -73,7 +73,7 @@ def test_every_example_is_listed():
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_an_example_is_whole(folder):
     assert {"job.py", "client.py", "model.py", "README.md"} <= {p.name for p in folder.iterdir()}
-    assert commands(folder)
+    assert list_commands(folder)
     assert not re.search(r"^(from|import) cfl_flare", (folder / "client.py").read_text(), re.MULTILINE)
 
 
@@ -97,31 +97,31 @@ def test_what_differs_between_the_recipes_is_what_the_readme_shows():
 
 
 @pytest.mark.slow
-def test_blood_cells_with_wecfl(blood, tmp_path):
+def test_blood_cells_with_wecfl(blood_images, tmp_path):
     folder = tmp_path / "example"
-    assert "wecfl (K=2)" in run(EXAMPLES / "blood_cells", "wecfl:k=2", folder, *FEW, "--clients", "4")
+    assert "wecfl (K=2)" in run_example(EXAMPLES / "blood_cells", "wecfl:k=2", folder, *FEW, "--clients", "4")
     assert two_groups(cluster_of(folder))
 
 
 @pytest.mark.slow
-def test_blood_cells_with_ifca(blood, tmp_path):
+def test_blood_cells_with_ifca(blood_images, tmp_path):
     folder = tmp_path / "example"
-    assert "ifca (K=2)" in run(EXAMPLES / "blood_cells", "ifca:k=2", folder, *FEW, "--clients", "2")
+    assert "ifca (K=2)" in run_example(EXAMPLES / "blood_cells", "ifca:k=2", folder, *FEW, "--clients", "2")
     assert set(cluster_of(folder)) == {"site-1", "site-2"}
 
 
 @pytest.mark.slow
-def test_lightning_with_ifca(blood, tmp_path):
+def test_lightning_with_ifca(blood_images, tmp_path):
     pytest.importorskip("pytorch_lightning")
     folder = tmp_path / "example"
-    assert "ifca (K=2)" in run(EXAMPLES / "lightning", "ifca:k=2", folder, *FEW, "--clients", "2")
+    assert "ifca (K=2)" in run_example(EXAMPLES / "lightning", "ifca:k=2", folder, *FEW, "--clients", "2")
     assert set(cluster_of(folder)) == {"site-1", "site-2"}
 
 
 @pytest.mark.slow
 def test_a_script_for_flare_s_own_recipe(tmp_path):
     folder = tmp_path / "example"
-    printed = run(EXAMPLES / "unchanged_script", "--recipe fedavg", folder, *FEW, "--clients", "2")
+    printed = run_example(EXAMPLES / "unchanged_script", "--recipe fedavg", folder, *FEW, "--clients", "2")
     result = folder / re.findall(r"^results: (.*)$", printed, re.MULTILINE)[-1]
     assert list(result.rglob("FL_global_model.pt"))
 
@@ -129,7 +129,9 @@ def test_a_script_for_flare_s_own_recipe(tmp_path):
 @pytest.mark.slow
 def test_the_same_script_clustered(tmp_path):
     folder = tmp_path / "example"
-    assert "wecfl (K=2)" in run(EXAMPLES / "unchanged_script", "--recipe clustered", folder, *FEW, "--clients", "2")
+    assert "wecfl (K=2)" in run_example(
+        EXAMPLES / "unchanged_script", "--recipe clustered", folder, *FEW, "--clients", "2"
+    )
     cluster = cluster_of(folder)
     assert cluster["site-1"] != cluster["site-2"]
 
@@ -137,7 +139,7 @@ def test_the_same_script_clustered(tmp_path):
 @pytest.mark.slow
 def test_heart_disease_of_four_hospitals(tmp_path):
     folder = tmp_path / "example"
-    assert "wecfl (K=2)" in run(EXAMPLES / "heart", "wecfl:k=2", folder, *FEW)
+    assert "wecfl (K=2)" in run_example(EXAMPLES / "heart", "wecfl:k=2", folder, *FEW)
     assert set(cluster_of(folder)) == {"cleveland", "hungary", "switzerland", "long-beach"}
     done = subprocess.run([sys.executable, "compare.py"], cwd=folder, capture_output=True, text=True, timeout=100)
     rows = [line.split("  ")[0] for line in done.stdout.splitlines()]
@@ -148,14 +150,14 @@ def test_heart_disease_of_four_hospitals(tmp_path):
 def test_segmentation_with_two_scanners(tmp_path):
     pytest.importorskip("monai", reason="the segmentation example needs monai, of the extra 'examples'")
     folder = tmp_path / "example"
-    assert "wecfl (K=2)" in run(EXAMPLES / "segmentation", "wecfl:k=2", folder, *FEW)
+    assert "wecfl (K=2)" in run_example(EXAMPLES / "segmentation", "wecfl:k=2", folder, *FEW)
     assert two_groups(cluster_of(folder, "dice"))
 
 
 @pytest.mark.slow
 def test_survival_in_numpy(tmp_path):
     folder = tmp_path / "example"
-    assert "wecfl (K=2)" in run(EXAMPLES / "survival", "wecfl:k=2", folder, *FEW, "--clients", "2")
+    assert "wecfl (K=2)" in run_example(EXAMPLES / "survival", "wecfl:k=2", folder, *FEW, "--clients", "2")
     assert set(cluster_of(folder, "c_index").values()) == {0, 1}
 
 
@@ -163,7 +165,7 @@ def test_survival_in_numpy(tmp_path):
 def test_adapters_of_a_transformer(tmp_path):
     pytest.importorskip("peft", reason="the LoRA example needs peft, of the extra 'examples'")
     folder = tmp_path / "example"
-    assert "wecfl (K=2)" in run(EXAMPLES / "lora", "wecfl:k=2", folder, *FEW, "--clients", "2")
+    assert "wecfl (K=2)" in run_example(EXAMPLES / "lora", "wecfl:k=2", folder, *FEW, "--clients", "2")
     assert set(cluster_of(folder).values()) == {0, 1}
     (found,) = find_runs(folder / "cfl-runs")
     assert found.rounds[-1]["bytes_up"] == 2 * 4 * 2_178, "what travels is not the adapters and the classifier"
@@ -173,7 +175,7 @@ def test_adapters_of_a_transformer(tmp_path):
 def test_the_research_folder(tmp_path):
     folder = tmp_path / "example"
     options = ("--num_clients", "2", "--num_rounds", "2", "--workspace", "cfl-runs")
-    assert "ifca (K=2)" in run(RESEARCH, "ifca:k=2", folder, *options)
+    assert "ifca (K=2)" in run_example(RESEARCH, "ifca:k=2", folder, *options)
     assert set(cluster_of(folder)) == {"site-1", "site-2"}
 
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import time
@@ -24,23 +23,31 @@ from cfl_flare.data import Digits, SiteData
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.run_dir import load_run
-from tests.e2e.deployment import GUIDE, SERVER, TRUSTING, Deployment, commands_with, deployed, hospitals, until
+from tests.e2e.deployment import (
+    GUIDE,
+    SERVER,
+    TRUSTING,
+    Deployment,
+    commands_with,
+    deployed,
+    find_blood_images,
+    until,
+    write_hospitals,
+)
 from tests.helpers.processes import can_mount, on_small_disk
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def trial(tmp_path_factory) -> Iterator[Deployment]:
+def ghost_trial(tmp_path_factory) -> Iterator[Deployment]:
     """A deployment of its own, whose server is killed."""
-    source = Path(os.environ.get("CFL_DATA_ROOT", "")) / "bloodmnist28.npz"
-    if not os.environ.get("CFL_DATA_ROOT") or not source.is_file():
-        pytest.skip("CFL_DATA_ROOT holds no bloodmnist28.npz")
+    source = find_blood_images()
     folder = tmp_path_factory.mktemp("ghost")
-    yield from deployed(folder, hospitals(source, folder / "data", count=2))
+    yield from deployed(folder, write_hospitals(source, folder / "data", count=2))
 
 
-def job(trial: Deployment, name: str, rounds: int) -> Path:
+def export_ghost_job(trial: Deployment, name: str, rounds: int) -> Path:
     model, settings = Logistic((3, 14, 14), 8), {"min_clients": 2, "task_timeout": 240, **TRUSTING}
     recipe = ClusteredRecipe(name=name, method="fedavg", model=model, data=SiteData(), num_rounds=rounds, **settings)
     recipe.export(str(trial.folder / "jobs"))
@@ -55,15 +62,15 @@ def store(trial: Deployment) -> Path:
 
 
 @pytest.mark.parametrize("who", ["hospital-2", SERVER])
-def test_the_author_learns_whose_kit_is_not_prepared(trial, capsys, who):
+def test_the_author_learns_whose_kit_is_not_prepared(ghost_trial, capsys, who):
     """FLARE refuses the job's components there, before any of cfl_flare's code runs, and ends the job."""
-    resources = trial.kits / who / "local" / "resources.json"
+    resources = ghost_trial.kits / who / "local" / "resources.json"
     prepared = resources.read_text()
     content = json.loads(prepared)
     content["class_allow_list"] = [path for path in content["class_allow_list"] if not path.startswith("cfl_flare.")]
     resources.write_text(json.dumps(content))
     try:
-        ended, results = trial.run(job(trial, f"without-{who}", 2))
+        ended, results = ghost_trial.run(export_ghost_job(ghost_trial, f"without-{who}", 2))
     finally:
         resources.write_text(prepared)
     assert ended != "FINISHED:COMPLETED"
@@ -77,44 +84,44 @@ def test_the_author_learns_whose_kit_is_not_prepared(trial, capsys, who):
         assert re.search(f"- {who}: its job process (ended|gave no sign)", said)
 
 
-def test_where_flare_keeps_a_job_and_what_it_deletes(trial):
-    default = json.loads((trial.kits / SERVER / "local" / "resources.json.default").read_text())
+def test_where_flare_keeps_a_job_and_what_it_deletes(ghost_trial):
+    default = json.loads((ghost_trial.kits / SERVER / "local" / "resources.json.default").read_text())
     (manager,) = (c for c in default["components"] if c["id"] == "job_manager")
     assert (
         manager["args"]["uri_root"] == "/tmp/nvflare/jobs-storage"
         and "`/tmp/nvflare/jobs-storage`" in GUIDE.read_text()
     )
-    with trial.session() as session:
-        job_id = session.submit_job(str(job(trial, "short", 2)))
-        ended, _ = trial.wait(session, job_id)
+    with ghost_trial.session() as session:
+        job_id = session.submit_job(str(export_ghost_job(ghost_trial, "short", 2)))
+        ended, _ = ghost_trial.wait(session, job_id)
     assert ended == "FINISHED:COMPLETED"
-    for site in trial.sites:  # a site's folder of the job stays, with its log
-        assert "worked for 1 participants" in (trial.kits / site / job_id / "log.txt").read_text()
-        assert (trial.kits / site / "log.txt").is_file()
-    until("the server to delete its folder of the job", lambda: not (trial.kits / SERVER / job_id).exists())
-    assert (store(trial) / job_id / "workspace").is_file()
+    for site in ghost_trial.sites:  # a site's folder of the job stays, with its log
+        assert "worked for 1 participants" in (ghost_trial.kits / site / job_id / "log.txt").read_text()
+        assert (ghost_trial.kits / site / "log.txt").is_file()
+    until("the server to delete its folder of the job", lambda: not (ghost_trial.kits / SERVER / job_id).exists())
+    assert (store(ghost_trial) / job_id / "workspace").is_file()
 
 
-def test_a_job_that_stays_at_running_is_removed_as_the_guide_says(trial):
-    with trial.session() as session:
-        job_id = session.submit_job(str(job(trial, "ghost", 1000)))
-        until("a round", lambda: trial.rounds("ghost") > 0)
-    trial.kill(SERVER)
-    trial.start(SERVER)
-    trial.until_connected()
-    with trial.session() as session:
+def test_a_job_that_stays_at_running_is_removed_as_the_guide_says(ghost_trial):
+    with ghost_trial.session() as session:
+        job_id = session.submit_job(str(export_ghost_job(ghost_trial, "ghost", 1000)))
+        until("a round", lambda: ghost_trial.rounds("ghost") > 0)
+    ghost_trial.kill(SERVER)
+    ghost_trial.start(SERVER)
+    ghost_trial.until_connected()
+    with ghost_trial.session() as session:
         assert session.get_job_meta(job_id)["status"] == "RUNNING"
         for command, reason in ((session.abort_job, "is not running"), (session.delete_job, "is still running")):
             with pytest.raises(Exception, match=reason):
                 command(job_id)
         assert session.get_job_meta(job_id)["status"] == "RUNNING"
         (edit,) = re.findall(r"^(sed -i .*) <job store>/<job id>/meta$", GUIDE.read_text(), flags=re.MULTILINE)
-        subprocess.run(f"{edit} {store(trial)}/{job_id}/meta", shell=True, check=True)
+        subprocess.run(f"{edit} {store(ghost_trial)}/{job_id}/meta", shell=True, check=True)
         assert session.get_job_meta(job_id)["status"] == "FINISHED:ABNORMAL"
         session.delete_job(job_id)
         assert job_id not in [one["job_id"] for one in session.list_jobs()]
-    assert not (store(trial) / job_id).exists()
-    ended, _ = trial.run(job(trial, "next", 1))
+    assert not (store(ghost_trial) / job_id).exists()
+    ended, _ = ghost_trial.run(export_ghost_job(ghost_trial, "next", 1))
     assert ended == "FINISHED:COMPLETED"
 
 
@@ -179,7 +186,7 @@ def gone(workspace: str) -> None:
     psutil.wait_procs(stubborn)
 
 
-def recipe(**settings) -> ClusteredRecipe:
+def make_poc_recipe(**settings) -> ClusteredRecipe:
     values = {"name": "poc", "method": "wecfl:k=3", "model": MLP((1, 8, 8), 10), "data": Digits(), "participants": 6}
     values |= {"partition": "label_permutation:groups=3", "num_rounds": 3, "min_clients": 2}
     values |= {"training": {"lr": 0.05}}
@@ -189,7 +196,7 @@ def recipe(**settings) -> ClusteredRecipe:
 def test_the_recipe_of_the_simulator_runs_in_a_poc_and_a_later_job_is_aborted(poc, tmp_path, monkeypatch):
     (tmp_path / "slow_mlp.py").write_text(SLOW)
     monkeypatch.syspath_prepend(tmp_path)
-    run = recipe().execute(poc)
+    run = make_poc_recipe().execute(poc)
     assert poc.get_job_result(run.job_id, timeout=300)
     (kit,) = (tmp_path / "poc").glob(f"*/prod_00/{poc.username}")
     aborted_within_five_seconds(kit, poc.username, tmp_path / "poc")
@@ -204,7 +211,7 @@ def test_the_recipe_of_the_simulator_runs_in_a_poc_and_a_later_job_is_aborted(po
 def aborted_within_five_seconds(kit: Path, username: str, workspace: Path) -> None:
     """A round of this model takes 3 participants x 100 steps x 0.2 s = a minute a site."""
     model = {"class_path": "slow_mlp.SlowMLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10}}
-    job = recipe(name="slow", model=model, training={"local_steps": 100}, num_rounds=2, byoc=True, **TRUSTING)
+    job = make_poc_recipe(name="slow", model=model, training={"local_steps": 100}, num_rounds=2, byoc=True, **TRUSTING)
     run = job.execute(ProdEnv(str(kit), login_timeout=120, username=username))
     logs = {}
     deadline = time.monotonic() + 240

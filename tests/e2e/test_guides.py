@@ -70,7 +70,7 @@ class Reader:
         place = self.folder / self._site if "startup/s" in line else self.folder
         said = self.folder / "said.txt"
         env = self.trial.env(self._site)
-        env["PATH"] = os.pathsep.join(filter(None, (warm.commands(), env["PATH"])))
+        env["PATH"] = os.pathsep.join(filter(None, (warm.find_commands(), env["PATH"])))
         with said.open("w") as out:  # a pipe would stay open as long as a site that was started
             script = "\n".join(["set -e", *self._exports, line])
             done = subprocess.run(["bash", "-c", script], cwd=place, env=env, stdout=out, stderr=out, timeout=400)
@@ -81,7 +81,7 @@ class Reader:
         return text
 
 
-def lines(name: str, only: str = "") -> list[str]:
+def list_guide_lines(name: str, only: str = "") -> list[str]:
     """The commands in ``sh`` blocks, of one section if named.
 
     Those in ``bash`` blocks have a test of their own (`test_ghost_job`).
@@ -90,7 +90,7 @@ def lines(name: str, only: str = "") -> list[str]:
     return [line for line in found if line and line != INSTALL]
 
 
-def blood(path: Path, train: int = 480, test: int = 240) -> None:
+def write_blood_images(path: Path, train: int = 480, test: int = 240) -> None:
     """A small file in MedMNIST's layout."""
     rng = np.random.default_rng(0)
     means = rng.uniform(60, 190, (8, 14, 14, 3))
@@ -124,7 +124,7 @@ def test_the_operator_s_guide(trial):
     trial.kill(SITE)
     (trial.kits / SITE / "local" / "resources.json").unlink()  # as it was provisioned
     said = {}
-    for line in lines("operator-guide.md"):
+    for line in list_guide_lines("operator-guide.md"):
         before = trial.registrations(SITE)
         said[line] = reader.type(line)
         if line == "startup/start.sh":
@@ -142,8 +142,8 @@ def test_the_operator_s_guide(trial):
 
 def test_the_user_s_guide(trial):
     reader = Reader(trial.folder / "author", trial, {"28,28": "14,14", "28, 28": "14, 14"})
-    blood(reader.folder / "bloodmnist.npz")
-    said = {line: reader.type(line) for line in lines("user-guide.md")}
+    write_blood_images(reader.folder / "bloodmnist.npz")
+    said = {line: reader.type(line) for line in list_guide_lines("user-guide.md")}
     assert load_run(reader.folder / "runs" / "first" / "wecfl-k3").summary["final"]["ari"] == 1
     assert "wecfl (K=2)" in said["cfl-flare show results"]
     (run,) = find_runs(reader.folder / "results")
@@ -181,7 +181,7 @@ class Walk:
         self.author.mkdir()
         (self.study,) = [json.loads(block) for block in guide("operator-guide.md", "json", TABLES)]
         (self.author / "study.json").write_text(json.dumps(self.study))
-        self.said = lines("operator-guide.md", TABLES)
+        self.said = list_guide_lines("operator-guide.md", TABLES)
 
     def desk(self, site: str) -> Path:
         return self.trial.folder / f"desk-{site}"
@@ -244,7 +244,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
             trial.stop()
 
 
-def by_hand(row: dict[str, str], preparation: dict) -> np.ndarray:
+def prepare_by_hand(row: dict[str, str], preparation: dict) -> np.ndarray:
     """A patient's features as the model takes them, from what the site kept."""
     found: list[float | None] = []
     for column in preparation["columns"]["columns"]:
@@ -280,7 +280,7 @@ def test_four_hospitals_from_their_files_to_predictions_and_nothing_of_a_table_r
         walk.at(site, "cfl-flare predict")
         model = walk.trial.state_root(site) / "heart" / site / "served" / f"{site}.safetensors"
         kept = load_arrays(model)[1]["preparation"]
-        x = np.stack([by_hand(dict(zip(names, row)), kept) for row in raw]).astype(np.float32)
+        x = np.stack([prepare_by_hand(dict(zip(names, row)), kept) for row in raw]).astype(np.float32)
         with torch.no_grad():
             expected = torch.softmax(read_model(model)(torch.from_numpy(x)), 1).numpy()
         with (walk.desk(site) / "predictions.csv").open() as file:

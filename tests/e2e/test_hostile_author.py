@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -23,7 +22,7 @@ from cfl_flare.cli import main
 from cfl_flare.data import SiteData
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import Logistic
-from tests.e2e.deployment import SERVER, TRUSTING, Deployment, deployed, hospitals
+from tests.e2e.deployment import SERVER, TRUSTING, Deployment, deployed, find_blood_images, write_hospitals
 
 pytestmark = pytest.mark.slow
 
@@ -36,13 +35,11 @@ Configs = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def trial(tmp_path_factory) -> Iterator[Deployment]:
+def author_trial(tmp_path_factory) -> Iterator[Deployment]:
     """A deployment whose processes have a password in their environment, but for one."""
-    source = Path(os.environ.get("CFL_DATA_ROOT", "")) / "bloodmnist28.npz"
-    if not os.environ.get("CFL_DATA_ROOT") or not source.is_file():
-        pytest.skip("CFL_DATA_ROOT holds no bloodmnist28.npz")
+    source = find_blood_images()
     folder = tmp_path_factory.mktemp("hostile")
-    deployment = Deployment(folder, hospitals(source, folder / "data"))
+    deployment = Deployment(folder, write_hospitals(source, folder / "data"))
     for name in (SERVER, *deployment.sites):
         deployment.settings[name] = {"DB_PASSWORD": PASSWORD}
     needed = ("PATH", "HOME", "PYTHONPATH", "CFL_DATA", "CFL_STATE_ROOT")
@@ -56,7 +53,9 @@ def trial(tmp_path_factory) -> Iterator[Deployment]:
         deployment.stop()
 
 
-def job(trial: Deployment, name: str, change: Callable[[Configs], object] = lambda configs: None) -> Path:
+def export_changed_job(
+    trial: Deployment, name: str, change: Callable[[Configs], object] = lambda configs: None
+) -> Path:
     """An exported job, changed by hand."""
     settings = {"num_rounds": 1, "min_clients": 3, "task_timeout": 120, **TRUSTING}
     recipe = ClusteredRecipe(name=name, method="fedavg", model=Logistic((3, 14, 14), 8), data=SiteData(), **settings)
@@ -87,7 +86,7 @@ def component(path: str, **args: Any) -> dict[str, Any]:
     return {"id": path.rpartition(".")[2].lower(), "path": path, "args": args}
 
 
-def test_no_variable_of_the_environment_reaches_the_author(trial):
+def test_no_variable_of_the_environment_reaches_the_author(author_trial):
     def named(configs: Configs, name: str) -> None:
         configs["server"]["components"][-1]["args"]["run_name"] = name
         configs["client"]["executors"][0]["executor"]["args"]["run_name"] = name
@@ -101,20 +100,20 @@ def test_no_variable_of_the_environment_reaches_the_author(trial):
         named(configs, "{A:c}{B:c}DB_PASSWORD{C:c}")
 
     for name, change in (("direct", direct), ("composed", composed)):
-        status, reason, held = outcome(trial, job(trial, name, change))
+        status, reason, held = outcome(author_trial, export_changed_job(author_trial, name, change))
         assert PASSWORD not in held and PASSWORD not in reason, (name, status)
         assert status == "FINISHED:FAILED_TO_RUN" and "refers to a variable" in reason
-    log = (trial.kits / SERVER / "log.txt").read_text()
+    log = (author_trial.kits / SERVER / "log.txt").read_text()
     assert "job refused: config_fed_client.json" in log and PASSWORD not in log
-    meta = job(trial, "hocon") / "meta.json"
+    meta = export_changed_job(author_trial, "hocon") / "meta.json"
     content = json.loads(meta.read_text())
     meta.with_suffix(".conf").write_text(json.dumps(content)[:-1].replace('"hocon"', "${DB_PASSWORD}") + "}")
     meta.unlink()
-    with trial.session() as session, pytest.raises(Exception, match="is replaced when it is read"):
+    with author_trial.session() as session, pytest.raises(Exception, match="is replaced when it is read"):
         raise AssertionError(session.get_job_meta(session.submit_job(str(meta.parent)))["name"])
 
 
-def test_a_job_s_components_call_nobody_and_read_no_file(trial):
+def test_a_job_s_components_call_nobody_and_read_no_file(author_trial):
     calls: list[str] = []
 
     class Author(BaseHTTPRequestHandler):
@@ -128,9 +127,9 @@ def test_a_job_s_components_call_nobody_and_read_no_file(trial):
     Thread(target=listener.serve_forever, daemon=True).start()
     address = f"http://localhost:{listener.server_port}"
     tracker = "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver"
-    secret = trial.folder / "patients.npy"
+    secret = author_trial.folder / "patients.npy"
     np.save(secret, np.frombuffer(PASSWORD.encode(), np.uint8))
-    columns = trial.folder / "private.json"
+    columns = author_trial.folder / "private.json"
     columns.write_text(json.dumps({"columns": [{"column": "hiv", "kind": "number"}]}))
 
     def at_sites(configs: Configs) -> None:
@@ -162,7 +161,7 @@ def test_a_job_s_components_call_nobody_and_read_no_file(trial):
     ended = {}
     attacks = (at_sites, inside, at_server, warnings, locator, source, source_at_server)
     for attack in attacks:
-        status, reason, held = outcome(trial, job(trial, attack.__name__, attack))
+        status, reason, held = outcome(author_trial, export_changed_job(author_trial, attack.__name__, attack))
         ended[attack.__name__] = status, reason, PASSWORD in held, len(calls)
     listener.shutdown()
     for name, (status, reason, leaked, called) in ended.items():
@@ -172,33 +171,33 @@ def test_a_job_s_components_call_nobody_and_read_no_file(trial):
             assert (status == "FINISHED:FAILED_TO_RUN" and "sites take" in reason) or "is no component" in reason, ended
 
 
-def test_a_site_refuses_by_itself_what_its_server_takes(trial):
+def test_a_site_refuses_by_itself_what_its_server_takes(author_trial):
     """The server never sees the sites' part where a job has one app for it and another for them."""
 
     def changed(configs: Configs) -> None:
         configs["client"]["components"].append(component("cfl_flare.data.sources.Digits"))
         configs["client"]["executors"][0]["executor"]["args"]["device"] = "{$DB_PASSWORD}"
 
-    folder = job(trial, "apart", changed)
+    folder = export_changed_job(author_trial, "apart", changed)
     shutil.copytree(folder / "app", folder / "app_sites")
     (folder / "app" / "config" / "config_fed_client.json").unlink()
     (folder / "app_sites" / "config" / "config_fed_server.json").unlink()
     meta = json.loads((folder / "meta.json").read_text())
-    apps = {"app": {"sites": ["server"]}, "app_sites": {"sites": trial.sites}}
+    apps = {"app": {"sites": ["server"]}, "app_sites": {"sites": author_trial.sites}}
     (folder / "meta.json").write_text(json.dumps({**meta, "deploy_map": apps}))
-    status, reason, held = outcome(trial, folder)
+    status, reason, held = outcome(author_trial, folder)
     assert status == "FINISHED:FAILED_TO_RUN" and PASSWORD not in reason + held
-    for site in trial.sites:
-        assert f"{site}: " in reason and "job refused: " in (trial.kits / site / "log.txt").read_text()
-        assert PASSWORD not in (trial.kits / site / "log.txt").read_text()
+    for site in author_trial.sites:
+        assert f"{site}: " in reason and "job refused: " in (author_trial.kits / site / "log.txt").read_text()
+        assert PASSWORD not in (author_trial.kits / site / "log.txt").read_text()
 
 
-def test_an_honest_job_and_one_with_tensorboard_run_as_before(trial):
+def test_an_honest_job_and_one_with_tensorboard_run_as_before(author_trial):
     def tracked(configs: Configs) -> None:
         configs["server"]["components"].append(component("nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver"))
 
     for name, change in (("honest", lambda configs: None), ("tracked", tracked)):
-        status, reason, held = outcome(trial, job(trial, name, change))
+        status, reason, held = outcome(author_trial, export_changed_job(author_trial, name, change))
         assert status == "FINISHED:COMPLETED", (status, reason)
         assert "served_accuracy" in held and ("tfevents" in held or name == "honest")
 
@@ -208,14 +207,12 @@ def test_an_honest_job_and_one_with_tensorboard_run_as_before(trial):
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory) -> Iterator[Deployment]:
-    source = Path(os.environ.get("CFL_DATA_ROOT", "")) / "bloodmnist28.npz"
-    if not os.environ.get("CFL_DATA_ROOT") or not source.is_file():
-        pytest.skip("CFL_DATA_ROOT holds no bloodmnist28.npz")
+    source = find_blood_images()
     folder = tmp_path_factory.mktemp("four")
-    yield from deployed(folder, hospitals(source, folder / "data", count=4, train=60, test=40))
+    yield from deployed(folder, write_hospitals(source, folder / "data", count=4, train=60, test=40))
 
 
-def submitted(trial: Deployment, name: str, sites: list[str], seed: int = 0) -> tuple[str, Path]:
+def submit_to_sites(trial: Deployment, name: str, sites: list[str], seed: int = 0) -> tuple[str, Path]:
     """How a job ended that its author sends to these sites, and the server's run directory."""
     model = Logistic((3, 14, 14), 8)
     common = {"num_rounds": 1, "min_clients": len(sites), "training": {"lr": 0.05}, "task_timeout": 240, "seed": seed}
@@ -239,10 +236,10 @@ def operator(trial: Deployment, site: str, *words: str) -> str:
 def test_a_job_without_one_of_the_sites_runs_once_the_operators_allow_it(four):
     for site in four.sites:
         assert main(["site", "prepare", str(four.kits / site), "--no-keep-logs", "--min-sites-per-cluster", "3"]) == 0
-    ended, _ = submitted(four, "heart", four.sites)
+    ended, _ = submit_to_sites(four, "heart", four.sites)
     assert ended == "FINISHED:COMPLETED"
     left = four.sites[:3]
-    ended, results = submitted(four, "lungs", left)
+    ended, results = submit_to_sites(four, "lungs", left)
     assert ended != "FINISHED:COMPLETED" and not list((results / "cfl").glob("**/*.safetensors"))
     said = (results / "log.txt").read_text()
     assert "difference: its earlier jobs had almost the same sites" in said
@@ -252,6 +249,6 @@ def test_a_job_without_one_of_the_sites_runs_once_the_operators_allow_it(four):
         (command,) = set(re.findall(r"the model of hospital-4 alone follows .*run 'cfl-flare (site allow \S+)'", log))
         assert "lungs" in operator(four, site, "site", "runs") and "allowed" in operator(four, site, *command.split())
         assert "heart" in operator(four, site, "site", "runs")
-    ended, _ = submitted(four, "lungs", left, seed=1)
+    ended, _ = submit_to_sites(four, "lungs", left, seed=1)
     assert ended == "FINISHED:COMPLETED"
     assert (four.state_root(SERVER) / "lungs").is_dir()

@@ -28,7 +28,7 @@ from cfl_flare import __version__
 from cfl_flare.data import SiteData
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import Logistic
-from tests.e2e.deployment import GUIDE, ROOT, SERVER, TRUSTING, Deployment, hospitals, until
+from tests.e2e.deployment import GUIDE, ROOT, SERVER, TRUSTING, Deployment, until, write_hospitals
 from tests.helpers.processes import can_mount
 
 LINES = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text()).splitlines()
@@ -229,7 +229,7 @@ def container(service: str, sources: dict[str, Path], folder: Path) -> tuple[str
     return ("unshare", "-m", "bash", "-c", "\n".join(lines))
 
 
-def contents(folder: Path) -> dict[str, str]:
+def hash_files(folder: Path) -> dict[str, str]:
     return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
@@ -251,7 +251,7 @@ def closed(path: Path) -> Path | None:
 def test_a_job_runs_on_read_only_roots_and_as_a_service(data_root, tmp_path):
     if not (data_root / "bloodmnist28.npz").is_file() or closed(ROOT) or closed(Path(sys.prefix)):
         pytest.skip("no bloodmnist28.npz, or another user cannot read what is installed")
-    files = hospitals(data_root / "bloodmnist28.npz", tmp_path / "cut", count=2)
+    files = write_hospitals(data_root / "bloodmnist28.npz", tmp_path / "cut", count=2)
     data = tmp_path / "data"
     data.mkdir()
     places = {site: Path(shutil.copy(path, data / f"{site}.npz")) for site, path in files.items()}
@@ -260,7 +260,7 @@ def test_a_job_runs_on_read_only_roots_and_as_a_service(data_root, tmp_path):
     resources.write_text(resources.read_text().replace(str(tmp_path / "nvflare"), "/mnt/tmp/nvflare"))
     inside = {name: value.replace("/", "/mnt/", 1) if value[0] == "/" else value for name, value in variables().items()}
     inside |= {"TMPDIR": "/mnt/tmp", "CFL_FAULTS": ""}  # that file lies where the image's user may not look
-    before = contents(trial.kits)
+    before = hash_files(trial.kits)
     try:
         for service, name in (("server", SERVER), ("hospital-1", "hospital-1")):
             volumes = {source: tmp_path / "volumes" / source for source, _, writable in mounts(service) if writable}
@@ -289,7 +289,7 @@ def test_a_job_runs_on_read_only_roots_and_as_a_service(data_root, tmp_path):
         trial.stop()
     for name in (SERVER, "hospital-1"):  # their kits are as they were
         kit = str(trial.kits / name)
-        assert {p: d for p, d in contents(trial.kits).items() if p.startswith(kit)} == {
+        assert {p: d for p, d in hash_files(trial.kits).items() if p.startswith(kit)} == {
             p: d for p, d in before.items() if p.startswith(kit)
         }
     volumes = tmp_path / "volumes"

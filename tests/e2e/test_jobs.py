@@ -65,7 +65,7 @@ def nvflare(tmp_path):
     return run
 
 
-def results(workspace: Path) -> Run:
+def load_only_run(workspace: Path) -> Run:
     return load_run(next(workspace.rglob("summary.json")).parent)
 
 
@@ -81,7 +81,7 @@ def test_a_template_becomes_a_job(nvflare, tmp_path):
     nvflare("job", "create", "-w", "cfl_ifca_pt", "-j", str(tmp_path / "job"), "-force", *server, *client, *meta)
     said = nvflare("simulator", "job", "-w", "flare", "-n", "2", "-t", "2")
     assert (tmp_path / "flare").is_dir(), said
-    run = results(tmp_path / "flare")
+    run = load_only_run(tmp_path / "flare")
     assert run.summary["rounds"] == 3
     assert run.summary["name"] == "ward" and (tmp_path / "state" / "ward").is_dir()
     assert run.summary["method"]["method"] == "ifca" and run.summary["method"]["k"] == 2
@@ -112,7 +112,7 @@ def test_an_exported_job_uses_the_installed_package(nvflare, tmp_path):
     assert not list((tmp_path / "refused").rglob("summary.json"))
     allow(tmp_path / "flare" / "local" / "resources.json", [*CLASSES])
     nvflare("simulator", "ward", "-w", "flare", "-n", "2", "-t", "2")
-    run = results(tmp_path / "flare")
+    run = load_only_run(tmp_path / "flare")
     assert (run.summary["rounds"], run.summary["method"]["k"], len(run.summary["participants"])) == (2, 2, 2)
 
 

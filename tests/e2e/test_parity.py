@@ -36,7 +36,7 @@ from cfl_flare.results.study import load_study
 from cfl_flare.training.settings import TrainSettings
 from tests.cli.test_predict import check_reported
 from tests.e2e.plugin import Series
-from tests.helpers.kits import TRAINING, of_sites, plan_of
+from tests.helpers.kits import TRAINING, of_sites, plan_digits_run
 from tests.helpers.loop import run_loop
 from tests.helpers.play import DATA, MODEL
 
@@ -164,7 +164,7 @@ def test_a_job_with_private_layers_is_the_loop_s_run_and_keeps_them_at_the_sites
 
 
 @pytest.fixture
-def cfl(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def cfl_output(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Runs a command and returns what it printed."""
     monkeypatch.setenv("COLUMNS", "120")
 
@@ -176,7 +176,9 @@ def cfl(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> C
     return run
 
 
-def test_held_back_from_the_simulator_and_onboarded_to_what_it_left(cfl: Callable[..., str], tmp_path: Path) -> None:
+def test_held_back_from_the_simulator_and_onboarded_to_what_it_left(
+    cfl_output: Callable[..., str], tmp_path: Path
+) -> None:
     words = [
         "--method",
         "wecfl:k=3",
@@ -191,8 +193,8 @@ def test_held_back_from_the_simulator_and_onboarded_to_what_it_left(cfl: Callabl
         "--private",
         "bias",
     ]
-    said = cfl("run", *words, "--out", str(tmp_path / "flare"))
-    cfl("run", "--loop", *words, "--out", str(tmp_path / "loop"))
+    said = cfl_output("run", *words, "--out", str(tmp_path / "flare"))
+    cfl_output("run", "--loop", *words, "--out", str(tmp_path / "loop"))
     flare, loop = (load_run(tmp_path / name / "wecfl-k3") for name in ("flare", "loop"))
     assert flare.newcomers == loop.newcomers
     assert flare.newcomers is not None
@@ -212,7 +214,7 @@ def test_held_back_from_the_simulator_and_onboarded_to_what_it_left(cfl: Callabl
         samples = getattr(newcomer, split)
         arrays[f"{split}_images"], arrays[f"{split}_labels"] = (samples.x[:, 0] + 1) / 2, samples.y
     np.savez(tmp_path / "own.npz", **arrays)
-    said = cfl("onboard", str(flare.folder), "--data", str(tmp_path / "own.npz"), "--name", newcomer.name)
+    said = cfl_output("onboard", str(flare.folder), "--data", str(tmp_path / "own.npz"), "--name", newcomer.name)
     expected = flare.newcomers["participants"][0]
     row = next(line for line in said.splitlines() if line.startswith(newcomer.name)).split()
     assert row[1] == str(expected["cluster"])
@@ -362,7 +364,7 @@ def simulated(folder: Path, **settings) -> Path:
 
 
 def test_the_simulator_finds_what_the_loop_finds_also_if_it_is_resumed(tmp_path):
-    trainer = InProcess(plan_of(), tmp_path / "loop")
+    trainer = InProcess(plan_digits_run(), tmp_path / "loop")
     study = Study(trainer, first_candidates(trainer.module, [build_method(IFCA)]), StudySettings(rungs=2))
     study.run()
     loop = json.loads(json.dumps(study.journal.to_dict(4)))

@@ -28,13 +28,14 @@ from cfl_flare.results.run_dir import Run, load_run
 from cfl_flare.results.served import load_model
 from cfl_flare.training.privacy import Spend, epsilon_of, rdp_of
 from tests.e2e.deployment import ADMIN, COARSE, SERVER, TRUSTING, Deployment, until
+from tests.helpers.resumed import assert_same_models, read_models
 
 pytestmark = pytest.mark.slow
 ROUNDS, LATE = 16, "hospital-3"
 JOB_ID = r"[0-9a-f]{8}-[0-9a-f-]{27}"
 
 
-def exported(trial: Deployment, name: str, method: str, **settings) -> Path:
+def export_provisioned_job(trial: Deployment, name: str, method: str, **settings) -> Path:
     """The folder of a job, as its author exports it: it knows no site's path."""
     values = {"num_rounds": ROUNDS, "min_clients": 3, "training": {"lr": 0.05}, "task_timeout": 240, **TRUSTING}
     values["model"] = Logistic((3, 14, 14), 8)
@@ -43,42 +44,31 @@ def exported(trial: Deployment, name: str, method: str, **settings) -> Path:
     return trial.folder / "jobs" / name
 
 
-def models(folder: Path) -> dict[str, dict[str, np.ndarray]]:
-    return {path.stem: load_arrays(path)[0] for path in sorted(folder.glob("**/*.safetensors"))}
-
-
-def assert_same(one: dict[str, dict[str, np.ndarray]], other: dict[str, dict[str, np.ndarray]]) -> None:
-    assert one.keys() == other.keys() != set()
-    for name, arrays in one.items():
-        for key, array in arrays.items():
-            np.testing.assert_allclose(array, other[name][key], atol=1e-6, err_msg=f"{name} {key}")
-
-
 def everything(trial: Deployment, run_name: str, results: Path) -> dict[str, dict[str, np.ndarray]]:
     """The models of the server's results, and those that the hospitals hold."""
     held: dict[str, dict[str, np.ndarray]] = {}
     for site in trial.sites:
-        held |= models(trial.state_root(site) / run_name / site / "served")
-    return {**held, **models(results / "cfl" / "clusters")}
+        held |= read_models(trial.state_root(site) / run_name / site / "served")
+    return {**held, **read_models(results / "cfl" / "clusters")}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(trial) -> dict[str, tuple[dict[str, dict[str, np.ndarray]], Run]]:
+def undisturbed_runs(trial) -> dict[str, tuple[dict[str, dict[str, np.ndarray]], Run]]:
     """One run of each method without a fault: WeCFL by FLARE's command line, Ditto by its API."""
-    job = exported(trial, "wecfl", "wecfl:k=2")
+    job = export_provisioned_job(trial, "wecfl", "wecfl:k=2")
     kit = ["--startup-kit", str(trial.admin)]
     job_id = re.findall(JOB_ID, trial.command("nvflare", "job", "submit", "-j", str(job), *kit))[0]
     assert "COMPLETED" in trial.command("nvflare", "job", "wait", job_id, "--timeout", "300", "--interval", "1", *kit)
     trial.command("nvflare", "job", "download", job_id, "-o", str(trial.folder / "downloaded"), *kit)
     (results,) = (trial.folder / "downloaded").glob("**/workspace")
-    ended, other = trial.run(exported(trial, "ditto", "ditto"))
+    ended, other = trial.run(export_provisioned_job(trial, "ditto", "ditto"))
     assert ended == "FINISHED:COMPLETED"
     folders = {"wecfl": results, "ditto": other}
     return {name: (everything(trial, name, f), load_run(f / "cfl")) for name, f in folders.items()}
 
 
-def test_hospitals_find_their_groups_and_keep_what_they_are_served(trial, undisturbed):
-    _, run = undisturbed["wecfl"]
+def test_hospitals_find_their_groups_and_keep_what_they_are_served(trial, undisturbed_runs):
+    _, run = undisturbed_runs["wecfl"]
     clusters = {p["name"]: p["cluster"] for p in run.summary["participants"]}
     assert clusters["hospital-1"] == clusters["hospital-2"] != clusters["hospital-3"]
     assert run.summary["final"]["served_accuracy"] > 0.5
@@ -89,9 +79,8 @@ def test_hospitals_find_their_groups_and_keep_what_they_are_served(trial, undist
         held = trial.state_root(site) / "wecfl" / site
         assert [p.stem for p in (held / "served").iterdir()] == [site]
         theirs = load_arrays(held / "served" / f"{site}.safetensors")[0]
-        assert_same(
-            {"": theirs}, {"": load_arrays(run.folder / "clusters" / f"cluster-{clusters[site]}.safetensors")[0]}
-        )
+        own = load_arrays(run.folder / "clusters" / f"cluster-{clusters[site]}.safetensors")[0]
+        assert_same_models({"": theirs}, {"": own}, atol=1e-6)
         out = trial.folder / f"{site}.csv"
         assert main(["predict", str(held), "--data", str(trial.data[site]), "--out", str(out)]) == 0
         lines = out.read_text().splitlines()
@@ -111,7 +100,7 @@ def test_a_large_start_model_goes_to_the_server_alone(trial, monkeypatch):
     save_file(model.state_dict(), "start.safetensors")
     large = {"model": model, "initial_ckpt": "start.safetensors", "site_names": (*trial.sites,)}
     still = {"training": {"lr": 1e-9, "local_steps": 1}}
-    job = exported(trial, "large", "fedavg", num_rounds=1, **large, **still)
+    job = export_provisioned_job(trial, "large", "fedavg", num_rounds=1, **large, **still)
     assert [path.parts[-3] for path in job.rglob("start.safetensors")] == ["app_server"]
     ended, results = trial.run(job)
     assert ended == "FINISHED:COMPLETED"
@@ -123,8 +112,8 @@ def test_a_large_start_model_goes_to_the_server_alone(trial, monkeypatch):
     assert run.rounds[0]["bytes_down"] == 2 * run.rounds[0]["bytes_up"]  # and the last model, to be measured
 
 
-def test_a_personal_model_stays_with_its_hospital(trial, undisturbed):
-    held, run = undisturbed["ditto"]
+def test_a_personal_model_stays_with_its_hospital(trial, undisturbed_runs):
+    held, run = undisturbed_runs["ditto"]
     assert set(held) == {*trial.sites, "global"}
     assert load_model(run.folder).head.weight.shape == (8, 588)
     assert not np.allclose(held["hospital-1"]["head.weight"], held["hospital-2"]["head.weight"])
@@ -132,14 +121,18 @@ def test_a_personal_model_stays_with_its_hospital(trial, undisturbed):
 
 def test_hospitals_that_agreed_on_nothing_are_careful_with_each_other(trial):
     """Three hospitals are as few as a model needs, so there is one cluster, and no site outweighs half of the rest."""
-    ended, results = trial.run(exported(trial, "careful", "wecfl:k=2", num_rounds=3, **dict.fromkeys(TRUSTING)))
+    ended, results = trial.run(
+        export_provisioned_job(trial, "careful", "wecfl:k=2", num_rounds=3, **dict.fromkeys(TRUSTING))
+    )
     assert ended == "FINISHED:COMPLETED"
     run = load_run(results / "cfl")
     assert len({p["cluster"] for p in run.summary["participants"]}) == 1
     asked = {name: run.summary["run"][name] for name in (*TRUSTING, "merge_small_clusters", "hold_small_clusters")}
     assert list(asked.values()) == [3, 30, 1 / 3, True, True]
     assert not any("held_back" in record for record in run.rounds)
-    ended, results = trial.run(exported(trial, "alone", "cfl:eps1=1,eps2=2", num_rounds=3, **dict.fromkeys(TRUSTING)))
+    ended, results = trial.run(
+        export_provisioned_job(trial, "alone", "cfl:eps1=1,eps2=2", num_rounds=3, **dict.fromkeys(TRUSTING))
+    )
     assert ended != "FINISHED:COMPLETED"
     assert "min_sites_per_cluster = 3: method cfl computes more than means" in (results / "log.txt").read_text()
 
@@ -150,7 +143,7 @@ def test_a_hospital_s_ledger_pays_for_one_job_and_not_for_a_second(trial, capsys
     before = limits.read_bytes()
     assert main(["site", "prepare", str(kit), "--no-keep-logs", "--epsilon-budget", "3"]) == 0
     try:
-        ended, results = trial.run(exported(trial, "private", "fedavg", num_rounds=2, training=private))
+        ended, results = trial.run(export_provisioned_job(trial, "private", "fedavg", num_rounds=2, training=private))
         summary = load_run(results / "cfl").summary
         assert ended == "FINISHED:COMPLETED" and not summary["sites_left_out"]
         samples = {participant["name"]: participant["samples"] for participant in summary["participants"]}
@@ -163,7 +156,7 @@ def test_a_hospital_s_ledger_pays_for_one_job_and_not_for_a_second(trial, capsys
         assert spent["places"] == [str(trial.data["hospital-1"].resolve())] and spent["patients"] == ["pid"]
         assert [job["run"] for job in spent["jobs"].values()] == ["private"]
         assert 2 < spent["epsilon"] <= 2.5 and spent["left"] < 2.5
-        again = exported(trial, "again", "fedavg", num_rounds=1, min_clients=2, seed=7, training=private)
+        again = export_provisioned_job(trial, "again", "fedavg", num_rounds=1, min_clients=2, seed=7, training=private)
         ended, results = trial.run(again)
         assert ended == "FINISHED:COMPLETED"
         left_out = load_run(results / "cfl").summary["sites_left_out"]
@@ -179,7 +172,9 @@ def test_a_hospital_takes_part_in_no_job_that_hollows_out_its_floor(trial):
     trial.ask_for(strict, 3)
     try:
         three = {"min_sites_per_cluster": 3, "min_samples_per_cluster": 30, "max_weight_share": None, "num_rounds": 1}
-        ended, results = trial.run(exported(trial, "hollow", "ifca:k=3", hold_small_clusters=False, **three))
+        ended, results = trial.run(
+            export_provisioned_job(trial, "hollow", "ifca:k=3", hold_small_clusters=False, **three)
+        )
         assert ended == "FINISHED:COMPLETED"
         run = load_run(results / "cfl")
         assert run.summary["sites_left_out"].keys() == {strict}
@@ -189,7 +184,7 @@ def test_a_hospital_takes_part_in_no_job_that_hollows_out_its_floor(trial):
         site_log = "".join(path.read_text() for path in (trial.kits / strict).glob("*/log.txt"))
         assert "hold_small_clusters = False, as the server states it, is weaker than the True" in site_log
         # From other models: beside the means of two sites from the same ones, one of three gives the third's.
-        ended, results = trial.run(exported(trial, "three", "fedavg", seed=1, **three))
+        ended, results = trial.run(export_provisioned_job(trial, "three", "fedavg", seed=1, **three))
         assert ended == "FINISHED:COMPLETED"
         assert load_run(results / "cfl").rounds[0]["trained"] == trial.sites
     finally:
@@ -233,7 +228,7 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     trial.data["hospital-3"].rename(trial.folder / "elsewhere.npz")
     try:
         with trial.session() as session:
-            job = exported(trial, "paused", "fedavg", task_timeout=10, num_rounds=10, max_missed_tasks=10)
+            job = export_provisioned_job(trial, "paused", "fedavg", task_timeout=10, num_rounds=10, max_missed_tasks=10)
             job_id = session.submit_job(str(job))
             until("the first rounds", lambda: trial.rounds("paused") >= 1)
             paused = trial.jobs_of("hospital-2")
@@ -261,7 +256,7 @@ def test_a_broken_site_is_left_out_and_a_paused_one_comes_back(trial):
     at_server = [results.parent, trial.folder / "nvflare", trial.kits / SERVER]
     files = [path for folder in at_server for path in folder.glob("**/*") if path.is_file()]
     assert not [path for path in files if b"ward 3" in path.read_bytes()]
-    ended, results = trial.run(exported(trial, "paused", "fedavg", num_rounds=12, resume_from="paused"))
+    ended, results = trial.run(export_provisioned_job(trial, "paused", "fedavg", num_rounds=12, resume_from="paused"))
     assert ended == "FINISHED:COMPLETED"
     later = load_run(results / "cfl")
     assert later.summary["resumed_at"] == 10
@@ -366,9 +361,9 @@ def resumed(trial: Deployment, job: Path, name: str) -> tuple[dict[str, dict[str
     return everything(trial, name, results), run
 
 
-def test_a_site_s_job_dies_and_the_resumed_run_ends_as_if_nothing_had_been(trial, undisturbed):
+def test_a_site_s_job_dies_and_the_resumed_run_ends_as_if_nothing_had_been(trial, undisturbed_runs):
     """The job is submitted in the admin console, which also sees its end."""
-    job = exported(trial, "wecfl-died", "wecfl:k=2")
+    job = export_provisioned_job(trial, "wecfl-died", "wecfl:k=2")
     trial.faults(LATE).write_text(json.dumps({"delay": 1}))  # so that its end does not come before the site's
     console = Console(trial)
     try:
@@ -386,22 +381,24 @@ def test_a_site_s_job_dies_and_the_resumed_run_ends_as_if_nothing_had_been(trial
     finally:
         console.close()
         trial.faults(LATE).unlink()
-    found, run = resumed(trial, exported(trial, "wecfl-died", "wecfl:k=2", resume_from="wecfl-died"), "wecfl-died")
-    expected, whole = undisturbed["wecfl"]
-    assert_same(found, expected)
+    found, run = resumed(
+        trial, export_provisioned_job(trial, "wecfl-died", "wecfl:k=2", resume_from="wecfl-died"), "wecfl-died"
+    )
+    expected, whole = undisturbed_runs["wecfl"]
+    assert_same_models(found, expected, atol=1e-6)
     assert run.summary["final"]["served_loss"] == pytest.approx(whole.summary["final"]["served_loss"], abs=1e-6)
 
 
-def test_a_site_s_job_dies_and_then_the_server_and_personal_models_are_as_if_nothing_had_been(trial, undisturbed):
+def test_a_site_s_job_dies_and_then_the_server_and_personal_models_are_as_if_nothing_had_been(trial, undisturbed_runs):
     """Last, as FLARE's own record of a job whose server was killed stays at RUNNING for ever."""
     trial.faults(LATE).write_text(json.dumps({"delay": 1}))
     with trial.session() as session:
-        job_id = session.submit_job(str(exported(trial, "ditto-died", "ditto")))
+        job_id = session.submit_job(str(export_provisioned_job(trial, "ditto-died", "ditto")))
         after_rounds(trial, "ditto-died")
         kill_job_at(trial, "hospital-2")
         ended, _ = trial.wait(session, job_id)
         assert ended != "FINISHED:COMPLETED"
-        job = exported(trial, "ditto-died", "ditto", resume_from="ditto-died")
+        job = export_provisioned_job(trial, "ditto-died", "ditto", resume_from="ditto-died")
         session.submit_job(str(job))
         after_rounds(trial, "ditto-died")
     trial.kill(SERVER)
@@ -409,6 +406,6 @@ def test_a_site_s_job_dies_and_then_the_server_and_personal_models_are_as_if_not
     trial.start(SERVER)
     trial.until_connected()
     found, run = resumed(trial, job, "ditto-died")
-    expected, whole = undisturbed["ditto"]
-    assert_same(found, expected)
+    expected, whole = undisturbed_runs["ditto"]
+    assert_same_models(found, expected, atol=1e-6)
     assert run.summary["final"]["served_loss"] == pytest.approx(whole.summary["final"]["served_loss"], abs=1e-6)

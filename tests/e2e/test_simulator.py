@@ -22,15 +22,14 @@ from nvflare.recipe.sim_env import SimEnv
 from PIL import Image
 
 from cfl_flare.cli import main
-from cfl_flare.core.arrays import load_arrays
-from cfl_flare.core.config import describe, parse_spec
+from cfl_flare.core.config import describe
 from cfl_flare.data import DataConfig, Digits, Npz
 from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.kit import allow
-from cfl_flare.methods import Method, build_method
+from cfl_flare.methods import Method
 from cfl_flare.models import MLP
 from cfl_flare.report.table import floor_lines
 from cfl_flare.results.curves import load_curves
@@ -39,7 +38,8 @@ from cfl_flare.results.served import load_model
 from cfl_flare.training.settings import TrainSettings
 from tests.e2e.deployment import commands_with, until
 from tests.e2e.plugin import AbsentAtSite2, FoldersOfSites, HalfTheDigits, Received, SmallAtSites2And3, Touchy
-from tests.helpers.loop import run_loop
+from tests.helpers.loop import build_from_spec, run_loop
+from tests.helpers.resumed import assert_same_models, read_models
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -75,21 +75,9 @@ def in_loop(folder: Path, method: Method, rounds: int = 3, training: Mapping[str
     return folder
 
 
-def built(text: str, penalties: Sequence[Mapping[str, Any]] = ()) -> Method:
-    name, values = parse_spec(text)
-    return build_method({"method": name, **values, **({"penalties": penalties} if penalties else {})})
-
-
-def bank(run_dir: Path) -> dict[str, dict[str, np.ndarray]]:
-    return {p.stem: load_arrays(p)[0] for p in sorted((run_dir / "cfl" / "clusters").glob("*.safetensors"))}
-
-
-def assert_same_models(run_dir: Path, other: Path) -> None:
-    through_flare, in_process = bank(run_dir), bank(other)
-    assert through_flare.keys() == in_process.keys() != set()
-    for slot, arrays in in_process.items():
-        for key, array in arrays.items():
-            np.testing.assert_allclose(through_flare[slot][key], array, atol=1e-6, err_msg=f"{slot} {key}")
+def assert_as_in_process(run_dir: Path, other: Path) -> None:
+    through_flare, in_process = (read_models(folder / "cfl" / "clusters") for folder in (run_dir, other))
+    assert_same_models(through_flare, in_process, atol=1e-6)
 
 
 WECFL, IFCA, SHARED = "wecfl:k=3", "ifca:k=3", "ifca:k=3,shared_backbone=True"
@@ -120,12 +108,14 @@ IFCA_CAM, FESEM_CAM = "ifca-cam:k=3,warmup=1", "fesem-cam:k=3,warmup=3,updates=a
     ],
 )
 def test_any_number_of_sites_gives_the_loop_s_models(tmp_path, method, penalties, sites):
-    made = built(method, penalties)
+    made = build_from_spec(method, penalties)
     rounds = 5 if penalties or "cam" in method else 3
     run_dir = in_simulator(tmp_path / "flare", sites, method=made, sample=6, num_rounds=rounds)
     loop = in_loop(tmp_path / "loop", made, rounds, sample=6)
-    assert_same_models(run_dir, loop)
-    assert bank(run_dir).keys() >= ({"cluster-0", "cluster-1", "cluster-2"} if made.clusters else {"global"})
+    assert_as_in_process(run_dir, loop)
+    assert read_models(run_dir / "cfl" / "clusters").keys() >= (
+        {"cluster-0", "cluster-1", "cluster-2"} if made.clusters else {"global"}
+    )
     assert load_run(run_dir / "cfl").assignments == load_run(loop / "cfl").assignments
 
 
@@ -133,8 +123,8 @@ def test_four_sites_give_the_loop_s_models_their_results_and_flare_s_artifacts(t
     attacked = {"lr": 0.05, "membership": 4}
     settings = {"training": attacked, "evaluate_trained": True, "keep_features": True}
     run_dir = in_simulator(tmp_path / "flare", 4, method=WECFL, sample=6, **settings)
-    loop = in_loop(tmp_path / "loop", built(WECFL), sample=6, training=attacked)
-    assert_same_models(run_dir, loop)
+    loop = in_loop(tmp_path / "loop", build_from_spec(WECFL), sample=6, training=attacked)
+    assert_as_in_process(run_dir, loop)
     run = load_run(run_dir / "cfl")
     assert run.assignments == load_run(loop / "cfl").assignments
     assert [r["round"] for r in run.rounds] == [0, 1, 2]
@@ -161,8 +151,8 @@ def test_four_sites_give_the_loop_s_models_their_results_and_flare_s_artifacts(t
 def test_sites_send_sums(tmp_path):
     """Two sites with four participants each: fewer models than participants come up, and the models are the loop's."""
     run_dir = in_simulator(tmp_path / "flare", 2, method=IFCA, num_rounds=2, site_sums=True)
-    loop = in_loop(tmp_path / "loop", built(IFCA), rounds=2)
-    assert_same_models(run_dir, loop)
+    loop = in_loop(tmp_path / "loop", build_from_spec(IFCA), rounds=2)
+    assert_as_in_process(run_dir, loop)
     with_sums, single = load_run(run_dir / "cfl"), load_run(loop / "cfl")
     assert with_sums.assignments == single.assignments
     assert with_sums.summary["bytes_up"] < single.summary["bytes_up"]
@@ -189,7 +179,9 @@ def test_failing_and_diverging_participants_do_not_end_a_run(tmp_path, monkeypat
     assert own.count(" in forward\n") >= broken
     assert all(len(r["trained"]) + len(r["failed"]) == 8 and r["trained"] for r in run.rounds)
     assert run.summary["rejected"]["participant_failed"] > 0
-    assert np.isfinite(np.concatenate([a.ravel() for a in bank(run_dir)["global"].values()])).all()
+    assert np.isfinite(
+        np.concatenate([a.ravel() for a in read_models(run_dir / "cfl" / "clusters")["global"].values()])
+    ).all()
 
 
 def test_the_server_of_real_sites_compares_models_on_a_file_of_its_own(tmp_path, monkeypatch):
@@ -236,7 +228,7 @@ def test_sites_without_test_samples_or_with_one_class_take_part(tmp_path):
 def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path, monkeypatch):
     """FedAC keeps models on the sites and in the server's archive; undisturbed, it is the loop's (see above)."""
     monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
-    fedac = built("fedac:k=3,tuning=False")
+    fedac = build_from_spec("fedac:k=3,tuning=False")
     job = {"method": fedac, "training": {"lr": 0.05, "keep_momentum": True}}
     in_simulator(tmp_path / "half", 2, name="half", num_rounds=2, **job)
     rest = in_simulator(tmp_path / "rest", 2, name="rest", num_rounds=4, resume_from="half", **job)
@@ -245,7 +237,7 @@ def test_a_resumed_run_ends_like_an_undisturbed_one(tmp_path, monkeypatch):
     assert two.summary["resumed_at"] == 2
     assert one.rounds[-1]["served_accuracy"] == pytest.approx(two.rounds[-1]["served_accuracy"], abs=1e-6)
     assert one.rounds[-1]["served_loss"] == pytest.approx(two.rounds[-1]["served_loss"], abs=1e-6)
-    assert_same_models(rest, whole)
+    assert_as_in_process(rest, whole)
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
@@ -257,9 +249,15 @@ def test_others_cannot_read_a_sites_state(tmp_path, monkeypatch, umask):
     monkeypatch.setenv("CFL_STATE_ROOT", str(root))
     before = os.umask(umask)
     try:
-        in_simulator(tmp_path / "a", 2, name="half", method=built("ditto"), private="bias", num_rounds=2)
+        in_simulator(tmp_path / "a", 2, name="half", method=build_from_spec("ditto"), private="bias", num_rounds=2)
         in_simulator(
-            tmp_path / "b", 2, name="rest", method=built("ditto"), private="bias", num_rounds=3, resume_from="half"
+            tmp_path / "b",
+            2,
+            name="rest",
+            method=build_from_spec("ditto"),
+            private="bias",
+            num_rounds=3,
+            resume_from="half",
         )
     finally:
         os.umask(before)
@@ -279,10 +277,10 @@ def test_moments_of_participants_and_of_the_server_survive_a_resumed_run(tmp_pat
     in_simulator(tmp_path / "half", 2, name="half", num_rounds=2, method=WECFL, training=training, **server)
     job = {"name": "rest", "num_rounds": 4, "resume_from": "half", "method": WECFL, "training": training, **server}
     rest = in_simulator(tmp_path / "rest", 2, **job)
-    whole = in_loop(tmp_path / "whole", built(WECFL), rounds=4, training=training, **server)
+    whole = in_loop(tmp_path / "whole", build_from_spec(WECFL), rounds=4, training=training, **server)
     assert load_run(rest / "cfl").summary["resumed_at"] == 2
     assert load_run(rest / "cfl").rounds[-1]["served_accuracy"] == load_run(whole / "cfl").rounds[-1]["served_accuracy"]
-    assert_same_models(rest, whole)
+    assert_as_in_process(rest, whole)
 
 
 def test_privacy_filters_act_on_every_model_that_leaves(tmp_path, monkeypatch):
@@ -460,7 +458,7 @@ def test_groups_stay_for_30_rounds_under_the_floor_of_real_sites(tmp_path):
     runs = {"flare": load_run(job / "cfl")}
     for name, settings in (("loop", floor), ("free", {})):
         run_loop(
-            method=built("wecfl:k=3"),
+            method=build_from_spec("wecfl:k=3"),
             model=MLP((1, 8, 8), 10, hidden=(8,)),
             source=source,
             data=DataConfig(16, {"partition": "natural"}),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -25,7 +26,7 @@ from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.settings import Floor
 from cfl_flare.engine.task import Result
 from cfl_flare.methods import CAM, IFCA, FedAvg, Method, Participant, Update, WeCFL
-from tests.helpers.tiny import LAYOUT, initial, update
+from tests.helpers.tiny import LAYOUT, initial, start_server, update
 
 REAL = ServerSettings(30).at_real_sites()
 FLOORED = {"min_sites_per_cluster": 2}
@@ -33,11 +34,10 @@ PEOPLE = [Participant(n, f"site-{n}", 1) for n in "abcdef"]
 MODELS = {"a": (0, 0), "b": (2, 0), "c": (9, 0), "d": (1, 0), "e": (6, 0), "f": (1, 1)}
 
 
-def server(method: Method, people: list[Participant] = PEOPLE, **settings) -> Server:
-    return Server(method, LAYOUT, people, ServerSettings(30, **settings), method.start(initial))
+start_long_server = partial(start_server, people=PEOPLE, num_rounds=30)
 
 
-def one_round(running: Server, models: dict[str, tuple[float, float]] = MODELS) -> dict:
+def play_two_weight_round(running: Server, models: dict[str, tuple[float, float]] = MODELS) -> dict:
     """Each participant sends this model, those without one nothing."""
     for name, task in running.tasks().items():
         if name in models and task.train:
@@ -52,7 +52,7 @@ def one_round(running: Server, models: dict[str, tuple[float, float]] = MODELS) 
     return running.progress.record
 
 
-def groups_of(running: Server) -> list[str]:
+def join_group_names(running: Server) -> list[str]:
     """The members of each cluster in use."""
     clusters: dict[int, str] = {}
     for name, cluster in sorted(running.state.assignment.items()):
@@ -106,45 +106,45 @@ def test_what_the_floor_moved_is_recorded_and_logged(caplog):
 
 
 def test_the_nearest_participant_fills_a_cluster_up():
-    running = server(WeCFL(k=2, weighting="uniform"), **FLOORED)
-    record = one_round(running, {**MODELS, "e": (3, 0)})
-    assert groups_of(running) == ["abdf", "ce"]
+    running = start_long_server(WeCFL(k=2, weighting="uniform"), **FLOORED)
+    record = play_two_weight_round(running, {**MODELS, "e": (3, 0)})
+    assert join_group_names(running) == ["abdf", "ce"]
     assert record["small_clusters"] == [] and record["moved_for_floor"] == {"e": 0}
 
 
 def test_without_a_floor_nothing_is_said_and_without_its_use_it_is_only_reported():
-    assert not {"small_clusters", "moved_for_floor"} & one_round(server(WeCFL(k=2))).keys()
-    alone = server(WeCFL(k=2, weighting="uniform"), merge_small_clusters=False, **FLOORED)
-    record = one_round(alone, {**MODELS, "e": (3, 0)})
-    assert record["small_clusters"] == [1] and groups_of(alone) == ["abdef", "c"]
+    assert not {"small_clusters", "moved_for_floor"} & play_two_weight_round(start_long_server(WeCFL(k=2))).keys()
+    alone = start_long_server(WeCFL(k=2, weighting="uniform"), merge_small_clusters=False, **FLOORED)
+    record = play_two_weight_round(alone, {**MODELS, "e": (3, 0)})
+    assert record["small_clusters"] == [1] and join_group_names(alone) == ["abdef", "c"]
 
 
 def test_absent_members_count_and_late_ones_join():
-    running = server(WeCFL(k=2, weighting="uniform"), **FLOORED)
-    one_round(running, {n: v for n, v in MODELS.items() if n != "f"})
-    assert groups_of(running) == ["abd", "ce"]
-    record = one_round(running, {"a": (0, 0), "b": (2, 0), "c": (9, 0), "f": (8, 0)})  # d and e are absent
-    assert groups_of(running) == ["abd", "cef"] and "moved_for_floor" not in record
-    one_round(running, {"c": (0, 0), "e": (0, 0)})  # both would leave f alone
-    assert [len(group) for group in groups_of(running)] in ([4, 2], [2, 4])
+    running = start_long_server(WeCFL(k=2, weighting="uniform"), **FLOORED)
+    play_two_weight_round(running, {n: v for n, v in MODELS.items() if n != "f"})
+    assert join_group_names(running) == ["abd", "ce"]
+    record = play_two_weight_round(running, {"a": (0, 0), "b": (2, 0), "c": (9, 0), "f": (8, 0)})  # d and e are absent
+    assert join_group_names(running) == ["abd", "cef"] and "moved_for_floor" not in record
+    play_two_weight_round(running, {"c": (0, 0), "e": (0, 0)})  # both would leave f alone
+    assert [len(group) for group in join_group_names(running)] in ([4, 2], [2, 4])
 
 
 def test_several_participants_of_a_hospital_are_one_site():
     people = [replace(p, site="clinic" if p.name in "ce" else p.site) for p in PEOPLE]
-    running = server(WeCFL(k=2, weighting="uniform"), people, **FLOORED)
-    one_round(running)
-    for group in groups_of(running):
+    running = start_long_server(WeCFL(k=2, weighting="uniform"), people=people, **FLOORED)
+    play_two_weight_round(running)
+    for group in join_group_names(running):
         assert len({running.participants[name].site for name in group}) >= 2
 
 
 def test_clusters_that_are_found_once_are_filled_up_when_they_are_found():
     for method in ("fl-hc:k=2,rounds_before=0", "fedgroup:k=2"):
-        running = server(build_named(method), **FLOORED)
+        running = start_long_server(build_named(method), **FLOORED)
         models = {**dict.fromkeys("abdef", (1, 0)), "c": (-9, 1), "f": (1, 0.5)}
-        record = one_round(running, models)
-        assert record["small_clusters"] == [] and len(groups_of(running)) == 2
-        assert min(map(len, groups_of(running))) == 2
-        assert groups_of(running) == (one_round(running, models), groups_of(running))[1]
+        record = play_two_weight_round(running, models)
+        assert record["small_clusters"] == [] and len(join_group_names(running)) == 2
+        assert min(map(len, join_group_names(running))) == 2
+        assert join_group_names(running) == (play_two_weight_round(running, models), join_group_names(running))[1]
 
 
 def test_a_method_that_does_not_ask_for_sizes_is_put_under_the_floor():
@@ -152,27 +152,27 @@ def test_a_method_that_does_not_ask_for_sizes_is_put_under_the_floor():
         def assign(self, state, updates):
             return {u.participant: int(u.participant == "c") for u in updates}
 
-    running = server(Careless(k=2, weighting="uniform"), **FLOORED)
-    record = one_round(running)
-    assert groups_of(running) == ["abdf", "ce"] and record["moved_for_floor"] == {"e": 0}
+    running = start_long_server(Careless(k=2, weighting="uniform"), **FLOORED)
+    record = play_two_weight_round(running)
+    assert join_group_names(running) == ["abdf", "ce"] and record["moved_for_floor"] == {"e": 0}
 
 
 def test_wrappers_pass_the_floor_on():
     method = CAM(base=WeCFL(k=2, weighting="uniform"), warmup=1)
-    assert server(method, **FLOORED).floor.possible == 2
-    running = server(build_named("fedavg+fesem:k=2"), **FLOORED)
+    assert start_long_server(method, **FLOORED).floor.possible == 2
+    running = start_long_server(build_named("fedavg+fesem:k=2"), **FLOORED)
     for name, task in running.tasks().items():
         moved = {slot: update(name, 1, slot, *map(float, MODELS[name])).diffs[slot] for slot in task.slots}
         running.accept(Result(name, replace(update(name, 1, "x", 0, 0), diffs=moved, main=None)), f"site-{name}")
     running.finish_round()
-    assert min(map(len, groups_of(running))) == 2 and len(groups_of(running)) == 2
+    assert min(map(len, join_group_names(running))) == 2 and len(join_group_names(running)) == 2
 
 
 def test_cfl_makes_no_split_of_which_a_half_would_be_small():
     def split(floor: int, models: dict) -> list[str]:
-        running = server(build_named("cfl:eps1=9,eps2=0.1"), min_sites_per_cluster=floor)
-        one_round(running, models)
-        return groups_of(running)
+        running = start_long_server(build_named("cfl:eps1=9,eps2=0.1"), min_sites_per_cluster=floor)
+        play_two_weight_round(running, models)
+        return join_group_names(running)
 
     models = {**dict.fromkeys("abdef", (1.0, 0.0)), "c": (-5.0, 0.1), "f": (1.0, 0.3), "e": (1.0, 0.1)}
     assert split(1, models) == ["abdef", "c"]
@@ -182,23 +182,23 @@ def test_cfl_makes_no_split_of_which_a_half_would_be_small():
 
 def test_more_clusters_than_can_be_are_not_used(caplog):
     with caplog.at_level(logging.WARNING):
-        running = server(WeCFL(k=4, weighting="uniform"), **FLOORED)
+        running = start_long_server(WeCFL(k=4, weighting="uniform"), **FLOORED)
     assert (
         "Of the 4 clusters that were asked for, 3 are used: no more can have 2 sites and 1 training samples each"
         in caplog.text
     )
-    one_round(running)
-    assert len(groups_of(running)) == 3 and running.floor.possible == 3
-    one_round(running)
-    assert len(groups_of(running)) == 3
+    play_two_weight_round(running)
+    assert len(join_group_names(running)) == 3 and running.floor.possible == 3
+    play_two_weight_round(running)
+    assert len(join_group_names(running)) == 3
 
 
 def test_a_first_round_of_too_few_makes_fewer_clusters_and_later_ones_more():
-    running = server(WeCFL(k=2, weighting="uniform"), sample=3, seed=1, **FLOORED)
+    running = start_long_server(WeCFL(k=2, weighting="uniform"), sample=3, seed=1, **FLOORED)
     for _ in range(8):
-        record = one_round(running)
+        record = play_two_weight_round(running)
     assert record["small_clusters"] == []
-    assert min(map(len, groups_of(running))) >= 2
+    assert min(map(len, join_group_names(running))) >= 2
 
 
 def test_what_a_floor_cannot_be_about_is_refused():
@@ -228,7 +228,7 @@ def ifca_round(running: Server, picks: dict[str, int], moved: float) -> dict:
 
 
 def test_a_cluster_that_few_chose_is_held_back_and_comes_back_with_its_members():
-    running = server(IFCA(k=3), hold_small_clusters=True, **FLOORED)
+    running = start_long_server(IFCA(k=3), hold_small_clusters=True, **FLOORED)
     alone = {"a": 0, "b": 0, "c": 2, "d": 0, "e": 1, "f": 1}
     record = ifca_round(running, alone, moved=3)
     assert record["held_back"] == ["c"] and record["small_clusters"] == [2] and running.state.assignment == alone
@@ -243,7 +243,7 @@ def test_a_cluster_that_few_chose_is_held_back_and_comes_back_with_its_members()
 def test_as_many_models_are_offered_as_can_be_large_enough(caplog):
     """Else each of four hospitals could pick another model, and all would be held back for good."""
     with caplog.at_level(logging.WARNING):
-        running = server(IFCA(k=4), **FLOORED)
+        running = start_long_server(IFCA(k=4), **FLOORED)
     assert "Of the 4 clusters that were asked for, 3 are used" in caplog.text
     assert all(task.slots == ("cluster-0", "cluster-1", "cluster-2") for task in running.tasks().values())
     offered = running.method.models(running.floor.shown_to(running.state), LAYOUT)
@@ -251,9 +251,14 @@ def test_as_many_models_are_offered_as_can_be_large_enough(caplog):
 
 
 def test_a_warm_start_has_no_small_cluster():
-    running = server(IFCA(k=2, warm_start=True), **FLOORED)
-    assert one_round(running, {**dict.fromkeys("abdef", (1, 0)), "c": (-9, 1), "f": (1, 0.5)})["small_clusters"] == []
-    assert min(map(len, groups_of(running))) == 2
+    running = start_long_server(IFCA(k=2, warm_start=True), **FLOORED)
+    assert (
+        play_two_weight_round(running, {**dict.fromkeys("abdef", (1, 0)), "c": (-9, 1), "f": (1, 0.5)})[
+            "small_clusters"
+        ]
+        == []
+    )
+    assert min(map(len, join_group_names(running))) == 2
 
 
 # ---- Jobs that keep to a floor in words alone ----
@@ -267,13 +272,17 @@ THREE = {"min_sites_per_cluster": 3, "hold_small_clusters": True, "clip_norm": 0
 STEPS = {name: (float(i), 10.0 * i) for i, name in enumerate(SAMPLES, 1)}
 
 
-def model(a: float, b: float) -> Params:
+def make_two_layer_model(a: float, b: float) -> Params:
     return Params(TWO_LAYERS, np.array([a, b], np.float32))
 
 
 def floored_server(method: Method, people: list[Participant] = FIVE_PEOPLE, **settings) -> Server:
     return Server(
-        method, TWO_LAYERS, people, ServerSettings(3, **{**THREE, **settings}), method.start(lambda i: model(0, 0))
+        method,
+        TWO_LAYERS,
+        people,
+        ServerSettings(3, **{**THREE, **settings}),
+        method.start(lambda i: make_two_layer_model(0, 0)),
     )
 
 

@@ -38,10 +38,10 @@ from cfl_flare.methods.state import ServerState
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import METHOD_LIST, MODEL, TRAINING, kept_files, run_loop, run_of
-from tests.helpers.tiny import Coin, coin, initial, update
+from tests.helpers.tiny import Coin, coin, initial, step_method, update
 
 
-def held(run: Finished) -> list[ParticipantData]:
+def list_newcomers(run: Finished) -> list[ParticipantData]:
     return DataConfig(**run.summary["data"]).newcomers(Digits())
 
 
@@ -82,7 +82,7 @@ def test_newcomers_of_every_method_get_their_cluster_and_their_model(
 def test_newcomers_change_nothing_for_each_other(runs: Callable[[str], Path], name: str) -> None:
     def joined(*order: int) -> dict[str, Newcomer]:
         run = Finished(runs(name))
-        people, predict = held(run), predict_of(run)
+        people, predict = list_newcomers(run), predict_of(run)
         return {people[i].name: run.join(people[i], predict) for i in order}
 
     one, other, twice = joined(0, 1), joined(1, 0), joined(1, 0, 1)
@@ -105,7 +105,7 @@ def test_a_run_that_goes_on_places_a_late_participant_as_onboarding_does(
     run = Finished(runs(name))
     method, data, predict = run.method, DataConfig(**run.summary["data"]), predict_of(run)
     site = Site(method, run.make_model, TRAINING, 0)
-    newcomer = held(run)[0]
+    newcomer = list_newcomers(run)[0]
     site.add([*data.host(Digits(), "local", 0, 1), newcomer])
     crowd = [Participant(d.name, "local", len(d.train), d.group) for d in site.hosted.values()]
     states = [run.state]
@@ -211,7 +211,7 @@ def test_samples_that_do_not_fit_are_refused_in_python_too(runs: Callable[[str],
 # from (0, 0) with learning rate 1 ends one step later at (-0.5, 0.5).
 
 
-def joined(
+def join_newcomer(
     method: Method, bank: dict[str, Any], labels: Sequence[int] = (1, 1, 1), rounds: int = 1, **state: Any
 ) -> Newcomer:
     """A newcomer to a run that ended with this bank."""
@@ -234,7 +234,7 @@ TWO = {"cluster-0": coin(2, 0), "cluster-1": coin(0, 2)}
 
 @pytest.mark.parametrize(("labels", "cluster"), [((1, 1, 0), 1), ((0, 0, 1), 0), ((0, 1), 0)])
 def test_ifca_takes_the_smallest_loss(labels: tuple[int, ...], cluster: int) -> None:
-    newcomer = joined(IFCA(k=2), TWO, labels)
+    newcomer = join_newcomer(IFCA(k=2), TWO, labels)
     assert (newcomer.cluster, newcomer.rounds) == (cluster, 2)
     assert served(newcomer) == [TWO[f"cluster-{cluster}"].vector.tolist()]  # as the run left it
     assert newcomer.metrics["served_accuracy"] == pytest.approx(labels.count(cluster) / len(labels))
@@ -249,7 +249,7 @@ def test_wecfl_takes_the_centre_in_whose_direction_the_newcomer_moved(
     """From the common model it moves by (-0.5, 0.5): one centre is near but 72 degrees off, the other far but 1."""
     centres = {"cluster-0": coin(-0.4, -0.2), "cluster-1": coin(-30, 31)}
     bank = {"global": coin(*common)} | {slot: coin(*common) + centre for slot, centre in centres.items()}
-    newcomer = joined(kind(k=2, clustering_rounds=frozen), bank)
+    newcomer = join_newcomer(kind(k=2, clustering_rounds=frozen), bank)
     assert newcomer.cluster == 1
     assert served(newcomer) == [bank["cluster-1"].vector.tolist()]
 
@@ -257,8 +257,8 @@ def test_wecfl_takes_the_centre_in_whose_direction_the_newcomer_moved(
 def test_fedgroup_takes_the_closest_direction_and_fl_hc_the_nearest_update() -> None:
     bank = {slot: coin(0, 0) for slot in ("global", "cluster-0", "cluster-1")}
     bank |= {"first-0": coin(-0.5, -0.2), "first-1": coin(-30, 31)}  # from (-0.5, 0.5): 0.7 off and 67 degrees; far, 1
-    assert joined(FedGroup(k=2), bank).cluster == 1
-    assert joined(build_method({"method": "fl-hc", "k": 2}), bank).cluster == 0
+    assert join_newcomer(FedGroup(k=2), bank).cluster == 1
+    assert join_newcomer(build_method({"method": "fl-hc", "k": 2}), bank).cluster == 0
 
 
 @pytest.mark.parametrize(("first", "cluster"), [((0, 0), 0), ((9, 9), 0), ((9, -9), 1)])
@@ -270,29 +270,29 @@ def test_fedds_takes_the_smallest_divergence(first: tuple[int, int], cluster: in
     def logits(models: Any) -> np.ndarray:
         return np.stack([model.vector[None] for model in models])
 
-    assert joined(FedDS(k=2), bank, logits=logits, extras=extras).cluster == cluster
+    assert join_newcomer(FedDS(k=2), bank, logits=logits, extras=extras).cluster == cluster
     with pytest.raises(ConfigError, match="no indicator samples"):
-        joined(FedDS(k=2), bank, extras=extras)
+        join_newcomer(FedDS(k=2), bank, extras=extras)
 
 
-def split() -> tuple[CFL, ServerState]:
+def split_by_cfl() -> tuple[CFL, ServerState]:
     """A run in which {a, b} went one way and {c, d} another, and then {c} and {d}."""
     method = CFL(eps1=1e9, eps2=0)
     state = method.start(initial)
     for moves in ({"a": (1, 0), "b": (1, 0.1), "c": (-2, -1), "d": (-1, 2)}, {"c": (-2, -2), "d": (-2, 3)}):
         updates = [update(name, 1, method.distribute(state, name).slots[0], *move) for name, move in moves.items()]
-        state = method.aggregate(state, updates, method.assign(state, updates))
+        state = step_method(method, state, updates)
     return method, state
 
 
 def test_cfl_goes_down_the_tree_one_split_a_round() -> None:
-    method, state = split()
+    method, state = split_by_cfl()
     assert (state.assignment, state.extras["splits"]) == ({"a": 0, "b": 0, "c": 1, "d": 2}, [0, 1])
     extras = dict(state.extras)
-    one = joined(method, dict(state.bank), (1, 1), assignment=state.assignment, extras=state.extras)
+    one = join_newcomer(method, dict(state.bank), (1, 1), assignment=state.assignment, extras=state.extras)
     assert (one.cluster, one.rounds) == (2, 3)  # two splits, then a member
     assert served(one) == [state.bank["cluster-2"].vector.tolist()]
-    other = joined(method, dict(state.bank), (0, 0), assignment=state.assignment, extras=state.extras)
+    other = join_newcomer(method, dict(state.bank), (0, 0), assignment=state.assignment, extras=state.extras)
     assert (other.cluster, other.rounds) == (0, 2)
     assert state.extras == extras
 
@@ -300,10 +300,10 @@ def test_cfl_goes_down_the_tree_one_split_a_round() -> None:
 def test_what_is_a_newcomer_s_own_is_trained_in_its_cluster_for_as_many_rounds_as_asked() -> None:
     ditto = build_method({"method": "ditto", "lam": 0.0})
     # v starts at the untrained model and takes a step a round, of the gradient alone
-    vectors = [served(joined(ditto, {"global": coin(0, 0)}, rounds=rounds))[0] for rounds in (1, 2, 3)]
+    vectors = [served(join_newcomer(ditto, {"global": coin(0, 0)}, rounds=rounds))[0] for rounds in (1, 2, 3)]
     margins = [b - a for a, b in vectors]
     assert margins[0] < margins[1] < margins[2]
-    assert joined(ditto, {"global": coin(0, 0)}, rounds=3).rounds == 3
+    assert join_newcomer(ditto, {"global": coin(0, 0)}, rounds=3).rounds == 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,16 +319,16 @@ class Never(WeCFL):
 def test_a_newcomer_that_is_never_placed_is_an_error() -> None:
     bank = {"global": coin(0, 0), **TWO}
     with pytest.raises(RunFailedError, match="new: method never gave it no cluster in 100 rounds"):
-        joined(Never(k=2), bank)
+        join_newcomer(Never(k=2), bank)
 
 
 def test_a_newcomer_that_cannot_be_trained_is_an_error() -> None:
     with pytest.raises(RunFailedError, match=r"new failed: diverged: hint: lower the learning rate"):
-        joined(FedAvg(), {"global": coin(np.inf, 0)})
+        join_newcomer(FedAvg(), {"global": coin(np.inf, 0)})
 
 
 @pytest.mark.parametrize("rounds", [1, 6, 7, 8])
 def test_what_is_served_is_the_model_of_the_cluster_that_is_named(rounds: int) -> None:
     """One sample in turn decides, another in each round."""
-    newcomer = joined(IFCA(k=2, assignment_samples=1), TWO, (0, 1, 0, 1), rounds)
+    newcomer = join_newcomer(IFCA(k=2, assignment_samples=1), TWO, (0, 1, 0, 1), rounds)
     assert served(newcomer) == [TWO[f"cluster-{newcomer.cluster}"].vector.tolist()]

@@ -18,7 +18,7 @@ from sklearn.metrics import roc_curve
 
 from cfl_flare.cli import main
 from cfl_flare.core.arrays import load_arrays, save_arrays
-from cfl_flare.core.config import from_dict, parse_spec
+from cfl_flare.core.config import from_dict
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.data import Digits, Samples
 from cfl_flare.engine.early_stopping import EarlyStopping
@@ -37,14 +37,16 @@ from cfl_flare.results.run_dir import load_run, read_lines
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.membership import ATTACKS, Counts, attacks, counted, halved, mean_likelihood
 from cfl_flare.training.settings import TrainSettings
-from tests.helpers.loop import run_loop
-from tests.helpers.play import DATA, MODEL, people
+from tests.helpers.loop import build_from_spec, run_loop
+from tests.helpers.play import DATA, MODEL, host_people
 from tests.helpers.tiny import LAYOUT, initial, update
 
 # ---- Early stopping ----
 
 
-def run(folder: Path, accuracies: list[float], metric: str = "accuracy", odd: str = "", **settings) -> Server:
+def run_accuracies(
+    folder: Path, accuracies: list[float], metric: str = "accuracy", odd: str = "", **settings
+) -> Server:
     """FedAvg whose model moves by (1, 1) a round, and does as well as it is told; b may report one metric more."""
     method = FedAvg()
     people = [Participant("a", "site", 1), Participant("b", "site", 1)]
@@ -65,52 +67,52 @@ def run(folder: Path, accuracies: list[float], metric: str = "accuracy", odd: st
             return server
 
 
-def models(folder: Path) -> list[float]:
+def read_global_head(folder: Path) -> list[float]:
     return list(load_arrays(folder / "clusters" / "global.safetensors")[0]["head.weight"].reshape(-1))
 
 
 def test_the_best_round_s_models_are_kept_beside_the_last_ones(tmp_path):
-    run(tmp_path, [0.2, 0.9, 0.5, 0.9])
+    run_accuracies(tmp_path, [0.2, 0.9, 0.5, 0.9])
     summary = load_run(tmp_path).summary
     assert summary["best"] == {"metric": "accuracy", "mode": "max", "round": 1, "value": 0.9}  # of equals the first
     assert summary["stopped"] is None and summary["rounds"] == 4
-    assert models(tmp_path / "best") == [2, 2]  # of round 1, the second one
-    assert models(tmp_path) == [4, 4]
+    assert read_global_head(tmp_path / "best") == [2, 2]  # of round 1, the second one
+    assert read_global_head(tmp_path) == [4, 4]
     assert load_arrays(tmp_path / "best" / "clusters" / "global.safetensors")[1]["round"] == 2
 
 
 def test_smallest_is_best_where_it_is_asked_for_and_no_metric_is_no_best_round(tmp_path):
-    run(tmp_path / "a", [0.9, 0.2, 0.5], key_metric="served_accuracy", key_metric_mode="min")
+    run_accuracies(tmp_path / "a", [0.9, 0.2, 0.5], key_metric="served_accuracy", key_metric_mode="min")
     assert load_run(tmp_path / "a").summary["best"]["round"] == 1
     for name in ("", "unheard_of"):
-        run(tmp_path / f"b{name}", [0.9, 0.2], key_metric=name)
+        run_accuracies(tmp_path / f"b{name}", [0.9, 0.2], key_metric=name)
         assert load_run(tmp_path / f"b{name}").summary["best"] is None
         assert not (tmp_path / f"b{name}" / "best").exists()
 
 
 def test_a_run_ends_early_once_its_condition_holds(tmp_path):
-    server = run(tmp_path, [0.2, 0.8, 0.7, 0.9, 0.9], stop_cond="accuracy >= 0.8")
+    server = run_accuracies(tmp_path, [0.2, 0.8, 0.7, 0.9, 0.9], stop_cond="accuracy >= 0.8")
     # Round 1 is measured with round 2, which is still finished and measured.
     summary = load_run(tmp_path).summary
     assert summary["stopped"] == "accuracy >= 0.8 in round 1"
     assert (summary["rounds"], summary["final_round"], server.state.round) == (3, 2, 3)
     assert [line["round"] for line in read_lines(tmp_path / "rounds.jsonl")] == [0, 1, 2]
-    assert summary["best"]["round"] == 1 and models(tmp_path / "best") == [2, 2]
+    assert summary["best"]["round"] == 1 and read_global_head(tmp_path / "best") == [2, 2]
 
 
 def test_a_condition_that_holds_in_the_end_alone_stops_nothing(tmp_path):
     for accuracies in ([0.2, 0.9], [0.2, 0.3, 0.9]):
-        run(tmp_path, accuracies, stop_cond="accuracy >= 0.8")
+        run_accuracies(tmp_path, accuracies, stop_cond="accuracy >= 0.8")
         assert load_run(tmp_path).summary["stopped"] is None
 
 
 def test_patience_counts_rounds_since_the_last_improvement(tmp_path):
-    run(tmp_path, [0.2, 0.5, 0.5, 0.4, 0.9, 0.9, 0.9], patience=2)
+    run_accuracies(tmp_path, [0.2, 0.5, 0.5, 0.4, 0.9, 0.9, 0.9], patience=2)
     summary = load_run(tmp_path).summary
     assert summary["stopped"] == "no better accuracy than 0.5 of round 1 in 2 rounds"
     assert summary["rounds"] == 5
     # It waits for the metric of the condition, where there is one: the loss never changes.
-    run(tmp_path, [0.2, 0.5, 0.6, 0.7, 0.8], patience=2, stop_cond="loss <= 0.1")
+    run_accuracies(tmp_path, [0.2, 0.5, 0.6, 0.7, 0.8], patience=2, stop_cond="loss <= 0.1")
     assert "no better loss than 0.8 of round 0" in load_run(tmp_path).summary["stopped"]
 
 
@@ -139,7 +141,7 @@ def test_the_direction_is_that_of_the_condition():
 
 
 def test_the_summary_is_plain_json(tmp_path):
-    run(tmp_path, [0.2, 0.9])
+    run_accuracies(tmp_path, [0.2, 0.9])
     assert json.loads((tmp_path / "summary.json").read_text())["best"]["value"] == 0.9
     np.testing.assert_allclose(load_run(tmp_path).summary["final"]["served_accuracy"], 0.9)
 
@@ -164,22 +166,22 @@ def test_metrics_that_no_round_has_had():
 )
 def test_any_metric_in_place_of_accuracy(tmp_path, metric, values, best, mode):
     """Nothing is set: what participants report decides, whatever its scale, and its name says which end is best."""
-    run(tmp_path, values, metric, odd="iou" if metric != "accuracy" else "")
+    run_accuracies(tmp_path, values, metric, odd="iou" if metric != "accuracy" else "")
     found = load_run(tmp_path)
     assert (found.metric.name, found.metric.mode) == (metric, mode)
     assert found.summary["best"] == {"metric": metric, "mode": mode, "round": best, "value": values[best]}
-    assert models(tmp_path / "best") == [best + 1] * 2
+    assert read_global_head(tmp_path / "best") == [best + 1] * 2
     assert found.rounds[best][f"served_worst_{metric}"] == values[best]
     assert found.reported == [metric, "loss"]  # b alone has iou
 
 
 def test_patience_waits_for_the_metric_that_is_followed(tmp_path):
-    run(tmp_path, [0.2, 0.5, 0.5, 0.4, 0.9, 0.9], "dice", patience=2)
+    run_accuracies(tmp_path, [0.2, 0.5, 0.5, 0.4, 0.9, 0.9], "dice", patience=2)
     assert load_run(tmp_path).summary["stopped"] == "no better dice than 0.5 of round 1 in 2 rounds"
 
 
 def test_a_condition_s_metric_is_followed_where_there_is_no_accuracy(tmp_path):
-    run(tmp_path, [3.0, 2.0, 1.0, 1.0], "gap", odd="dice", stop_cond="worst_gap <= 2")
+    run_accuracies(tmp_path, [3.0, 2.0, 1.0, 1.0], "gap", odd="dice", stop_cond="worst_gap <= 2")
     summary = load_run(tmp_path).summary
     assert summary["stopped"] == "worst_gap <= 2 in round 1"
     assert summary["metric"] == {"name": "gap", "mode": "min"}
@@ -187,7 +189,7 @@ def test_a_condition_s_metric_is_followed_where_there_is_no_accuracy(tmp_path):
 
 
 def test_a_metric_that_was_asked_for_is_not_replaced_by_another(tmp_path):
-    run(tmp_path, [0.2, 0.9], "dice", key_metric="dicee")
+    run_accuracies(tmp_path, [0.2, 0.9], "dice", key_metric="dicee")
     summary = load_run(tmp_path).summary
     assert summary["best"] is None and summary["metric"]["name"] == "dice"
 
@@ -208,7 +210,7 @@ def test_the_metric_is_chosen_once(tmp_path):
 
 
 def test_a_condition_may_be_about_the_worst_of_another_metric(tmp_path):
-    run(tmp_path, [0.2, 0.5, 0.6], stop_cond="worst_loss <= 0.8")  # the loss is 0.8 in all rounds
+    run_accuracies(tmp_path, [0.2, 0.5, 0.6], stop_cond="worst_loss <= 0.8")  # the loss is 0.8 in all rounds
     found = load_run(tmp_path)
     assert found.summary["stopped"] == "worst_loss <= 0.8 in round 0"
     assert {"served_worst_accuracy", "served_worst_loss"} <= found.rounds[0].keys()
@@ -225,10 +227,9 @@ def test_the_name_says_which_end_is_best_unless_the_settings_do():
 # ---- Cross-site evaluation ----
 
 
-def table(folder: Path, method: str, **settings) -> list[dict[str, str]]:
-    name, values = parse_spec(method)
+def run_cross_site_table(folder: Path, method: str, **settings) -> list[dict[str, str]]:
     run_loop(
-        method=build_method({"method": name, **values}),
+        method=build_from_spec(method),
         model=MODEL,
         source=Digits(),
         data=DATA,
@@ -252,7 +253,7 @@ def table(folder: Path, method: str, **settings) -> list[dict[str, str]]:
     ],
 )
 def test_every_model_meets_every_participant(tmp_path, method, models):
-    lines = table(tmp_path, method)
+    lines = run_cross_site_table(tmp_path, method)
     assert {line["model"] for line in lines} == models
     assert len(lines) == 6 * len(models)
     people = {p["name"]: p for p in load_run(tmp_path).summary["participants"]}
@@ -267,7 +268,7 @@ def test_every_model_meets_every_participant(tmp_path, method, models):
 
 
 def test_the_last_exchange_carries_all_models_and_no_other_does(tmp_path):
-    lines = table(tmp_path / "a", "wecfl:k=2")
+    lines = run_cross_site_table(tmp_path / "a", "wecfl:k=2")
     with_it = load_run(tmp_path / "a")
     run_loop(
         method=build_method({"method": "wecfl", "k": 2}),
@@ -288,7 +289,7 @@ def test_the_last_exchange_carries_all_models_and_no_other_does(tmp_path):
 def test_the_figure(tmp_path):
     from cfl_flare.report.figures import draw
 
-    table(tmp_path, "wecfl:k=2")
+    run_cross_site_table(tmp_path, "wecfl:k=2")
     assert tmp_path / "cross_site.png" in draw(load_run(tmp_path))
     assert (tmp_path / "cross_site.png").stat().st_size > 5000
 
@@ -296,14 +297,14 @@ def test_the_figure(tmp_path):
 # ---- Samples of each class ----
 
 
-def counts(labels, task="classification", fewest=1, outputs=3):
+def answer_counts(labels, task="classification", fewest=1, outputs=3):
     """What a participant with these test labels answers."""
     model = torch.nn.Linear(2, outputs)
     settings = TrainSettings(local_steps=1, task=task)
     site = Site(FedAvg(), lambda: model, settings, 0, fewest_scored=fewest)
     y = np.array(labels)
     samples = Samples(np.zeros((len(y), 2), np.float32), y)
-    site.add([replace(people()[0], name="a", train=samples, test=samples)])
+    site.add([replace(host_people()[0], name="a", train=samples, test=samples)])
     learner = site.learner("a", {}, 0)
     return ClassCounts.answer(
         {}, Probe(learner, Served.of(site.runtime.initial(0)), {}, settings, site.sends_counts("a"))
@@ -311,15 +312,15 @@ def counts(labels, task="classification", fewest=1, outputs=3):
 
 
 def test_counts_by_hand():
-    assert counts([0] * 12 + [2] * 2) == [12, 0, None]
-    assert counts([0] * 11 + [1] * 10, "binary", outputs=1) == [11, 10]
-    assert counts([[1, 0]] * 10 + [[1, 1]] * 9, "multilabel", outputs=2) == [19, None]
-    assert counts(np.array([0.5] * 20, np.float32), "regression", outputs=1) is None
+    assert answer_counts([0] * 12 + [2] * 2) == [12, 0, None]
+    assert answer_counts([0] * 11 + [1] * 10, "binary", outputs=1) == [11, 10]
+    assert answer_counts([[1, 0]] * 10 + [[1, 1]] * 9, "multilabel", outputs=2) == [19, None]
+    assert answer_counts(np.array([0.5] * 20, np.float32), "regression", outputs=1) is None
 
 
 def test_a_small_test_split_sends_none():
-    assert counts([0] * 29, fewest=30) is None
-    assert counts([0] * 30, fewest=30) == [30, 0, 0]
+    assert answer_counts([0] * 29, fewest=30) is None
+    assert answer_counts([0] * 30, fewest=30) == [30, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -357,7 +358,7 @@ def test_a_run_with_intervals_says_on_what_they_rest(tmp_path, draws):
     if not draws:
         assert "test_classes" not in summary
         return
-    for person in people():
+    for person in host_people():
         exact = np.bincount(person.test.y, minlength=10)
         assert summary["test_classes"][person.name] == [n if n == 0 or n >= 10 else None for n in exact]
 
@@ -407,7 +408,7 @@ def attacked(rounds: int, tests: int = 100, classes: int = 200, each: int = 0) -
             )
             for n in (samples, tests)
         )
-        site.add([replace(people()[0], name=name, **dict(zip(("train", "test"), splits)))])
+        site.add([replace(host_people()[0], name=name, **dict(zip(("train", "test"), splits)))])
     start = model = site.runtime.initial(0)
     for number in range(rounds):
         trained = np.stack([site.learner(name, {}, number).train(model).vector for name in "ab"])
@@ -425,7 +426,9 @@ def test_patients_are_attacked_and_not_their_samples():
     site.add(
         [
             replace(
-                people()[0], name="a", **dict.fromkeys(("train", "test"), Samples(x, np.zeros(9, int), patient=patient))
+                host_people()[0],
+                name="a",
+                **dict.fromkeys(("train", "test"), Samples(x, np.zeros(9, int), patient=patient)),
             )
         ]
     )
@@ -491,7 +494,9 @@ def test_attacks_that_nobody_asked_for_are_refused():
         Membership(2).check({"models": {}, "objects": False}, nothing)
 
 
-def pooled(answers: dict[str, tuple[str, Counts, bool]], bound: float | None = 0.5, **settings) -> dict[str, Any]:
+def pool_membership(
+    answers: dict[str, tuple[str, Counts, bool]], bound: float | None = 0.5, **settings
+) -> dict[str, Any]:
     """What a run's results hold of these answers: by participant its site, both attacks' counts, an objection."""
     observer, facts = Membership(2, bound, 2), dict[str, Any]()
     settings = ServerSettings(1, **settings)
@@ -508,7 +513,7 @@ def pooled(answers: dict[str, tuple[str, Counts, bool]], bound: float | None = 0
 
 
 def test_the_rate_of_a_cluster_is_of_all_its_members_samples():
-    facts = pooled({"a": ("s", Counts(2, 20, 0, 40), False), "b": ("t", Counts(28, 80, 1, 100), False)})
+    facts = pool_membership({"a": ("s", Counts(2, 20, 0, 40), False), "b": ("t", Counts(28, 80, 1, 100), False)})
     of_loss = facts["models"]["cluster-0"]["attacks"]["loss"]
     assert (of_loss["tpr"], of_loss["members"], of_loss["non_members"]) == (0.3, 100, 140)
     np.testing.assert_allclose(of_loss["interval"], binomtest(30, 100).proportion_ci(0.95, "exact"))
@@ -517,15 +522,17 @@ def test_the_rate_of_a_cluster_is_of_all_its_members_samples():
 
 def test_a_cluster_of_too_few_sites_or_samples_has_no_rate():
     two_of_one = {"a": ("s", Counts(2, 20, 0, 40), True), "b": ("s", Counts(8, 80, 1, 100), False)}
-    assert pooled(two_of_one, min_sites_per_cluster=2)["models"] == {}
-    assert pooled(two_of_one, min_sites_per_cluster=2)["objections"] == ["cluster-0"]  # it is heard all the same
-    assert pooled(two_of_one, min_samples_per_cluster=101)["models"] == {}
-    assert pooled(two_of_one, min_samples_per_cluster=100)["models"] != {}
+    assert pool_membership(two_of_one, min_sites_per_cluster=2)["models"] == {}
+    assert pool_membership(two_of_one, min_sites_per_cluster=2)["objections"] == [
+        "cluster-0"
+    ]  # it is heard all the same
+    assert pool_membership(two_of_one, min_samples_per_cluster=101)["models"] == {}
+    assert pool_membership(two_of_one, min_samples_per_cluster=100)["models"] != {}
 
 
 def test_a_single_member_is_not_drowned_by_the_others():
     answers = {"a": ("s", Counts(40, 50, 0, 40), False), "b": ("t", Counts(10, 1000, 1, 100), False)}
-    facts = {"membership": pooled(answers, bound=0.1), "training": {}}
+    facts = {"membership": pool_membership(answers, bound=0.1), "training": {}}
     assert facts["membership"]["models"]["cluster-0"]["attacks"]["loss"]["interval"][1] < 0.1
     assert "of a single member, attacks tell more than the server's bound of 0.1" in why_not(facts, "cluster-0")
 
@@ -604,7 +611,7 @@ def test_onboard_convert_and_a_job_stop_at_the_gate(tmp_path, capsys, monkeypatc
     )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     measured = summary["membership"]["models"]["global"]
-    assert measured["attacks"]["loss"]["members"] == sum(len(person.train) for person in people())
+    assert measured["attacks"]["loss"]["members"] == sum(len(person.train) for person in host_people())
     network = "mlp:input_shape=[1,8,8],num_classes=10"
     commands = [
         ["onboard", "run", "--data", "digits"],

@@ -25,7 +25,7 @@ MODEL = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1], "num
 
 
 @pytest.fixture
-def ward(tmp_path) -> Table:
+def ward_stays(tmp_path) -> Table:
     """Stays in hours, 10 days for each unit of severity, at two hospitals with 20 and 40 patients."""
     rows = ["severity,los,h"]
     for i in range(60):
@@ -36,42 +36,42 @@ def ward(tmp_path) -> Table:
     return Table(path=str(path), label="los", key="h")
 
 
-def plan_of(source, **settings) -> RunPlan:
+def plan_ward_run(source, **settings) -> RunPlan:
     training = {"task": "regression", "measures": ("rmse", "r2"), **settings.pop("training", {})}
     dealt = {"participants": 2, "partition": "natural"}
     named = {"min_clients": 1, "num_rounds": 3, **dealt, **settings}
     return RunPlan.of(method=FedAvg(), model=MODEL, data=source, training=training, **named)
 
 
-def test_outcomes_are_scaled_by_all_training_samples(ward):
+def test_outcomes_are_scaled_by_all_training_samples(ward_stays):
     """The mean and deviation are those of both hospitals' training rows together."""
-    train, _ = ward.load()
-    assert plan_of(ward).training.built_task() == Regression(mean=train.y.mean(), deviation=train.y.std())
+    train, _ = ward_stays.load()
+    assert plan_ward_run(ward_stays).training.built_task() == Regression(mean=train.y.mean(), deviation=train.y.std())
     agreed = {"task": "regression:mean=900,deviation=400"}
-    assert plan_of(ward, training=agreed).training.built_task() == Regression(mean=900.0, deviation=400.0)
+    assert plan_ward_run(ward_stays, training=agreed).training.built_task() == Regression(mean=900.0, deviation=400.0)
 
 
 def test_real_sites_agree_on_the_scale():
     settings = {"participants": None, "partition": None}
     with pytest.raises(ConfigError, match=r"mean and deviation are not given.*\nhint: set task to 'regression:mean=M"):
-        plan_of(SiteData(), **settings)
+        plan_ward_run(SiteData(), **settings)
     training = {"task": "regression:mean=10,deviation=12"}
-    assert plan_of(SiteData(), training=training, **settings).training.built_task().is_scaled
+    assert plan_ward_run(SiteData(), training=training, **settings).training.built_task().is_scaled
 
 
-def test_default_learning_rates_learn_hours(ward, tmp_path):
+def test_default_learning_rates_learn_hours(ward_stays, tmp_path):
     """Unscaled, the outcome's size of 120 to 1,560 hours makes the first rounds diverge."""
-    server = run_loop(plan_of(ward, num_rounds=20), tmp_path / "run")
+    server = run_loop(plan_ward_run(ward_stays, num_rounds=20), tmp_path / "run")
     assert min(reported(tmp_path / "run", "served_r2")) > 0.8
     assert server.state.round == 20
 
 
-def test_models_and_metrics_are_in_hours(ward, tmp_path):
-    plan = plan_of(ward, num_rounds=5)
+def test_models_and_metrics_are_in_hours(ward_stays, tmp_path):
+    plan = plan_ward_run(ward_stays, num_rounds=5)
     run_loop(plan, tmp_path / "run")
     module = load_model(tmp_path / "run")
     errors = []
-    for data in plan.data.host(ward, "local", 0, 1):
+    for data in plan.data.host(ward_stays, "local", 0, 1):
         with torch.no_grad():
             stays = module(torch.from_numpy(data.test.x).float())[:, 0].numpy()
         errors.append(np.abs(stays - data.test.y).mean())
@@ -85,7 +85,7 @@ def reported(folder: Path, name: str) -> list[float]:
     return [values[participant] for participant in ("a", "b")]
 
 
-def test_divergence_names_the_learning_rate(ward):
-    plan = plan_of(ward, training={"lr": 1e6})
+def test_divergence_names_the_learning_rate(ward_stays):
+    plan = plan_ward_run(ward_stays, training={"lr": 1e6})
     with pytest.raises(DivergedError, match=r"training diverges: 2 of 2 participants(.|\n)*hint: lower the learning"):
         run_loop(plan)

@@ -30,14 +30,12 @@ from cfl_flare.models import MLP
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import method_of
-from tests.helpers.tiny import LAYOUT, coin, initial, update
+from tests.helpers.tiny import LAYOUT, coin, start_server, update
 
 PEOPLE = [Participant(n, "site-1", s) for n, s in zip("abc", (1, 2, 3))] + [Participant("d", "site-2", 2)]
 
 
-def server(method=None, **settings) -> Server:
-    method = method or FedAvg()
-    return Server(method, LAYOUT, PEOPLE, ServerSettings(num_rounds=3, **settings), method.start(initial))
+start_sums_server = partial(start_server, people=PEOPLE)
 
 
 def test_the_first_participant_of_a_cluster_carries_the_weighted_mean():
@@ -59,7 +57,7 @@ def test_the_first_participant_of_a_cluster_carries_the_weighted_mean():
 
 def test_the_server_gives_the_carrier_the_weight_of_all_that_it_carries():
     """(1 a + 3 c + 2 d) / 6 with a and c in one mean of weight 4; b never answers."""
-    s = server()
+    s = start_sums_server()
     s.tasks()
     single = [Result("a", update("a", 1, "global", 6, 0)), Result("c", update("c", 3, "global", 0, 6))]
     for answer in added_up(single, dict(s.bank), s.method):
@@ -73,7 +71,7 @@ def test_the_server_gives_the_carrier_the_weight_of_all_that_it_carries():
 
 
 def test_who_is_carried_by_a_refused_update_is_left_out_with_it():
-    s = server()
+    s = start_sums_server()
     s.tasks()
     with pytest.raises(PayloadError):
         s.accept(Result("a", update("a", 1, "global", np.nan, 0)), "site-1")
@@ -90,14 +88,14 @@ def test_who_is_carried_by_a_refused_update_is_left_out_with_it():
 
 @pytest.mark.parametrize("carrier", ["b", "d", "z", 7, ["a"]])
 def test_a_carrier_is_another_participant_of_the_same_site(carrier):
-    s = server()
+    s = start_sums_server()
     s.tasks()
     with pytest.raises(PayloadError, match="is not another participant of its site"):
         s.accept(Result("b", Update("b", 2, carrier=carrier)), "site-1")
 
 
 def test_another_cluster_s_model_carries_nobody():
-    s = server(build_method({"method": "ifca", "k": 2}))
+    s = start_sums_server(build_method({"method": "ifca", "k": 2}))
     s.tasks()
     s.accept(Result("a", update("a", 1, "cluster-0", 1, 1, cluster=0)), "site-1")
     s.accept(Result("b", Update("b", 2, cluster=1, carrier="a")), "site-1")
@@ -107,7 +105,7 @@ def test_another_cluster_s_model_carries_nobody():
 
 
 def test_a_run_that_needs_single_models_refuses_sums():
-    s = server(build_method({"method": "wecfl", "k": 2}))
+    s = start_sums_server(build_method({"method": "wecfl", "k": 2}))
     s.tasks()
     with pytest.raises(PayloadError, match="method wecfl needs the model of each participant"):
         s.accept(Result("b", Update("b", 2, carrier="a")), "site-1")
@@ -133,7 +131,7 @@ def test_every_method_that_sums_is_tested_here():
     assert can - {"cam", "ensemble", "hypcluster"} == {spec.partition(":")[0] for spec in SUMMING} & METHODS.keys()
 
 
-def played(method, sums: bool, rounds: int = 4) -> Server:
+def play_two_sites(method, sums: bool, rounds: int = 4) -> Server:
     """A few rounds of eight participants on two sites."""
     make_model = model_factory(describe(MLP((1, 8, 8), 10), "model"))
     data, people, sites = DataConfig(8, {"partition": "label_permutation", "groups": 3}), [], {}
@@ -158,7 +156,7 @@ def played(method, sums: bool, rounds: int = 4) -> Server:
 def test_sums_give_the_models_of_single_updates(spec):
     method = build_named(spec, ())
     assert no_sums(method, ServerSettings(3)) == ""
-    one, two = played(method, sums=False), played(method, sums=True)
+    one, two = play_two_sites(method, sums=False), play_two_sites(method, sums=True)
     assert one.state.assignment == two.state.assignment
     for slot, model in one.state.bank.items():
         np.testing.assert_allclose(two.state.bank[slot].vector, model.vector, atol=1e-6)
@@ -168,7 +166,7 @@ def test_sums_give_the_models_of_single_updates(spec):
 
 def test_equal_weights_count_participants():
     method = replace(FedAvg(), weighting="uniform")
-    one, two = played(method, sums=False, rounds=1), played(method, sums=True, rounds=1)
+    one, two = play_two_sites(method, sums=False, rounds=1), play_two_sites(method, sums=True, rounds=1)
     np.testing.assert_allclose(two.state.bank["global"].vector, one.state.bank["global"].vector, atol=1e-6)
 
 
@@ -213,7 +211,7 @@ WIDE_LAYOUT = Layout.of(Wide())
 SIZE = WIDE_LAYOUT.nbytes
 
 
-def drawn(number: int) -> Params:
+def draw_wide_model(number: int) -> Params:
     rng = np.random.default_rng(number)
     return Params(WIDE_LAYOUT, rng.normal(size=WIDE_LAYOUT.size).astype(np.float32))
 
@@ -241,13 +239,13 @@ class Peak:
 )
 def test_a_round_needs_few_models_beyond_its_updates(method: Method, most: float) -> None:
     people = [Participant(f"site-{i}", f"site-{i}", 1) for i in range(SITES)]
-    server = Server(method, WIDE_LAYOUT, people, ServerSettings(num_rounds=3), method.start(drawn))
+    server = Server(method, WIDE_LAYOUT, people, ServerSettings(num_rounds=3), method.start(draw_wide_model))
     peaks = []
     for _ in range(3):
         for number, (name, task) in enumerate(server.tasks().items()):
             cluster = number % 2 if task.choices else None
             slot = task.choices[cluster] if cluster is not None else task.slots[0]
-            server.accept(Result(name, Update(name, 1, {slot: drawn(number)}, cluster)), name)
+            server.accept(Result(name, Update(name, 1, {slot: draw_wide_model(number)}, cluster)), name)
         with Peak() as peak:
             server.finish_round()
         peaks.append(round(peak.models, 1))
@@ -255,7 +253,7 @@ def test_a_round_needs_few_models_beyond_its_updates(method: Method, most: float
 
 
 def test_a_file_is_written_without_a_copy_of_what_is_in_it(tmp_path: Path) -> None:
-    arrays = {f"{i}": drawn(i).vector for i in range(3)}
+    arrays = {f"{i}": draw_wide_model(i).vector for i in range(3)}
     with Peak() as peak:
         save_arrays(tmp_path / "models.safetensors", arrays, {})
     assert peak.models < 0.2
@@ -285,7 +283,7 @@ def test_a_file_is_as_other_programs_write_it(tmp_path: Path) -> None:
 
 
 def test_one_vector_is_a_view_of_the_model_where_its_parts_lie_beside_each_other() -> None:
-    model = drawn(0)
+    model = draw_wide_model(0)
     for role in ("all", "fc", "backbone"):
         assert np.shares_memory(model.part(role), model.vector)
         np.testing.assert_array_equal(

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from cfl_flare.core.arrays import load_arrays
-from cfl_flare.core.config import parse_spec
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
@@ -18,7 +17,7 @@ from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Site, check_public
-from cfl_flare.methods import METHODS, Download, FedAvg, Method, Participant, Proximal, Update, WeCFL, build_method
+from cfl_flare.methods import METHODS, Download, FedAvg, Method, Participant, Proximal, Update, WeCFL
 from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import Store
@@ -26,8 +25,8 @@ from cfl_flare.training.learner import Learner
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.runtime import PRIVATE, Runtime, Split
 from cfl_flare.training.settings import TrainSettings
-from tests.helpers.loop import run_loop
-from tests.helpers.play import DATA, MODEL, make_model, play
+from tests.helpers.loop import build_from_spec, run_loop
+from tests.helpers.play import DATA, MODEL, make_model, play_rounds
 from tests.helpers.tiny import Biased
 
 SPECS = [
@@ -52,7 +51,7 @@ REFUSED = {
 }
 
 
-class Scaled(nn.Module):
+class ScaledByBuffer(nn.Module):
     """A network with a buffer that nothing changes."""
 
     def __init__(self) -> None:
@@ -65,12 +64,9 @@ class Scaled(nn.Module):
         return self.head(torch.relu(self.body(x.flatten(1))) * self.scale)
 
 
-def built(text: str) -> Method:
-    name, values = parse_spec(text)
-    return build_method({"method": name, **values})
-
-
-def run(method: Method, folder: Path | None = None, rounds: int = 4, data: DataConfig = DATA, **more) -> Server:
+def run_private_digits(
+    method: Method, folder: Path | None = None, rounds: int = 4, data: DataConfig = DATA, **more
+) -> Server:
     training = TrainSettings(lr=0.1, local_steps=3, keep_momentum=True)
     settings = ServerSettings(rounds, **{k: more.pop(k) for k in ("sample", "cross_site_evaluation") if k in more})
     given = {"model": MODEL, "source": Digits(), **more}
@@ -171,7 +167,7 @@ def test_lost_and_foreign_memory_is_replaced_by_the_initial_layers():
 
 
 def test_every_method_is_tried():
-    assert {built(text).name for text in SPECS} | REFUSED.keys() == {cls.name for cls in METHODS.values()}
+    assert {build_from_spec(text).name for text in SPECS} | REFUSED.keys() == {cls.name for cls in METHODS.values()}
 
 
 @pytest.mark.parametrize("private", ["bias", r"head.weight|body.1.bias"])
@@ -180,7 +176,7 @@ def test_nothing_private_travels_or_is_at_the_server(text, private):
     if private != "bias" and ("fedper" in text or "fedbabu" in text):
         private = "body.1.bias"
     names = set(Division.of(make_model(), private).names)
-    rounds = play(built(text), 3, private=private, keep_momentum=True)
+    rounds = play_rounds(build_from_spec(text), 3, private=private, keep_momentum=True)
     for number, played in enumerate(rounds):
         for state in (played.before, played.after):
             assert not [slot for slot, model in state.bank.items() if names & model.arrays().keys()]
@@ -196,8 +192,10 @@ def test_nothing_private_travels_or_is_at_the_server(text, private):
 
 @pytest.mark.parametrize("text", SPECS)
 def test_a_private_array_that_nothing_trains_changes_nothing(text):
-    model = {"class_path": "tests.engine.test_private.Scaled", "args": {}}
-    found, without = (run(built(text), model=model, rounds=3, private=p, sample=5) for p in ("scale", None))
+    model = {"class_path": "tests.engine.test_private.ScaledByBuffer", "args": {}}
+    found, without = (
+        run_private_digits(build_from_spec(text), model=model, rounds=3, private=p, sample=5) for p in ("scale", None)
+    )
     assert_equal_runs(found, without)
     assert all("scale" not in m.arrays() for m in found.state.bank.values())
     assert text == "local" or any("scale" in m.arrays() for m in without.state.bank.values())
@@ -209,7 +207,9 @@ def test_fedavg_with_private_heads_is_fedper(sample):
     banks = {}
     for name, private in (("fedavg", "head"), ("fedper", None)):
         keep = seen[name].append
-        server = run(built(name), private=private, sample=sample, on_round=lambda m, keep=keep: keep(m.participants))
+        server = run_private_digits(
+            build_from_spec(name), private=private, sample=sample, on_round=lambda m, keep=keep: keep(m.participants)
+        )
         banks[name] = next(iter(server.state.bank.values()))
     np.testing.assert_array_equal(banks["fedavg"].vector, banks["fedper"].vector)
     assert seen["fedavg"] == seen["fedper"] != []
@@ -232,16 +232,18 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, text):
 
     more = {"private": "bias", "checkpoint_every": 1}
     with pytest.raises(Stop):
-        run(built(text), tmp_path / "r", checkpoints=Store(tmp_path / "c"), on_round=stop, **more)
-    resumed = run(built(text), tmp_path / "r", checkpoints=Store(tmp_path / "c"), **more)
-    assert_equal_runs(resumed, run(built(text), tmp_path / "u", private="bias"))
+        run_private_digits(
+            build_from_spec(text), tmp_path / "r", checkpoints=Store(tmp_path / "c"), on_round=stop, **more
+        )
+    resumed = run_private_digits(build_from_spec(text), tmp_path / "r", checkpoints=Store(tmp_path / "c"), **more)
+    assert_equal_runs(resumed, run_private_digits(build_from_spec(text), tmp_path / "u", private="bias"))
     finals = [load_run(tmp_path / name).summary["final"] for name in "ru"]
     assert {**finals[0], "seconds": 0} == {**finals[1], "seconds": 0}
 
 
 @pytest.mark.parametrize("text", ["wecfl:k=2", "ifca-cam:k=2,warmup=1", "fedavg+ifca:k=2", "fedper"])
 def test_the_models_that_a_run_leaves_have_the_initial_private_layers(tmp_path, text):
-    server = run(built(text), tmp_path, private="bias", cross_site_evaluation=True)
+    server = run_private_digits(build_from_spec(text), tmp_path, private="bias", cross_site_evaluation=True)
     first = untrained(make_model, 0, 0).arrays()
     for folder in (tmp_path / "clusters", tmp_path / "best" / "clusters"):
         files = sorted(folder.glob("*.safetensors"))
@@ -262,7 +264,7 @@ def test_the_models_that_a_run_leaves_have_the_initial_private_layers(tmp_path, 
 def test_every_model_is_measured_with_the_own_private_layers(tmp_path):
     """The last measurement of the own cluster's model is that of the cross-site table."""
     for text in ("wecfl:k=2", "fesem-cam:k=2,warmup=1"):
-        run(built(text), tmp_path / text[:5], private="bias", cross_site_evaluation=True)
+        run_private_digits(build_from_spec(text), tmp_path / text[:5], private="bias", cross_site_evaluation=True)
         found = load_run(tmp_path / text[:5])
         lines = [line.split(",") for line in (tmp_path / text[:5] / "cross_site.csv").read_text().splitlines()]
         loss = lines[0].index("loss")
@@ -273,7 +275,7 @@ def test_every_model_is_measured_with_the_own_private_layers(tmp_path):
 
 def test_a_newcomer_tunes_the_initial_layers_on_its_own_data(tmp_path):
     data = DataConfig(8, DATA.partition, unseen=2)
-    run(built("wecfl:k=2"), tmp_path, data=data, private="head")
+    run_private_digits(build_from_spec("wecfl:k=2"), tmp_path, data=data, private="head")
     before = {p.name: p.read_bytes() for p in (tmp_path / "clusters").iterdir()}
     short, long = (onboard_unseen(tmp_path, Digits(), rounds) for rounds in (1, 15))
     assert not short["failed"]
@@ -303,13 +305,13 @@ def test_a_newcomer_tunes_the_initial_layers_on_its_own_data(tmp_path):
 )
 def test_refusals(text, private, says):
     with pytest.raises(ConfigError, match=says):
-        Site(built(text), make_model, TrainSettings(), 0, private=private)
+        Site(build_from_spec(text), make_model, TrainSettings(), 0, private=private)
 
 
 def test_a_model_from_a_file_is_refused(tmp_path):
-    run(FedAvg(), tmp_path, rounds=1)
+    run_private_digits(FedAvg(), tmp_path, rounds=1)
     with pytest.raises(ConfigError, match="with private layers each participant begins with those that its site"):
-        run(FedAvg(), private="bias", initial_ckpt=tmp_path / "clusters" / "global.safetensors")
+        run_private_digits(FedAvg(), private="bias", initial_ckpt=tmp_path / "clusters" / "global.safetensors")
 
 
 def test_a_method_that_sends_a_private_layer_fails_at_the_site():

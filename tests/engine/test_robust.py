@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,41 +23,37 @@ from cfl_flare.engine.clipping import Norms, Statistics, clipped, layer_slices
 from cfl_flare.engine.round import Spool
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.settings import CLIP_NORM
-from cfl_flare.engine.task import Result
-from cfl_flare.methods import CAM, CFL, IFCA, METHODS, FedAvg, Method, Participant, ServerState, Update, WeCFL
+from cfl_flare.engine.task import Result, Task
+from cfl_flare.methods import CAM, CFL, IFCA, METHODS, FedAvg, Participant, ServerState, Update, WeCFL
 from cfl_flare.models import FashionCNN
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import run_loop
-from tests.helpers.tiny import LAYOUT, coin, update
+from tests.helpers.tiny import answer_round, make_spread_start, start_server, update
 
 SAMPLES = {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}
 PEOPLE = [Participant(name, f"site-{name}", n) for name, n in SAMPLES.items()]
 
 
-def server(method: Method, rounds: int = 3, people: list[Participant] = PEOPLE, **settings) -> Server:
-    return Server(method, LAYOUT, people, ServerSettings(rounds, **settings), method.start(lambda i: coin(10 * i, 0)))
+start_spread_server = partial(start_server, people=PEOPLE, start=make_spread_start)
 
 
-def one_round(running: Server, moves: dict[str, tuple[float, float]], cluster: dict[str, int] | None = None) -> dict:
+def play_moves(running: Server, moves: dict[str, tuple[float, float]], cluster: dict[str, int] | None = None) -> dict:
     """A round in which participants move so far; those that choose, choose ``cluster``."""
-    for name, task in running.tasks().items():
+
+    def move(name: str, task: Task) -> Update:
         chosen = None if cluster is None else cluster[name]
         slot = task.slots[0] if chosen is None else f"cluster-{chosen}"
-        metrics = {"served_accuracy": 0.5} if task.evaluate else {}
-        site = running.participants[name].site
-        moved = update(name, running.participants[name].samples, slot, *moves[name], chosen)
-        running.accept(Result(name, moved, {"metrics": metrics}), site)
-    running.finish_round()
-    assert running.progress.record is not None
-    return running.progress.record
+        return update(name, running.participants[name].samples, slot, *moves[name], chosen)
+
+    return answer_round(running, move)
 
 
 MOVES = {"a": (1.0, 0.0), "b": (2.0, 0.0), "c": (3.0, 0.0), "d": (4.0, 0.0), "e": (1000.0, 0.0)}
 
 
 def test_an_update_is_clipped_to_a_multiple_of_the_median():
-    running = server(FedAvg(), clip_norm=2.0)
-    record = one_round(running, MOVES)
+    running = start_spread_server(FedAvg(), clip_norm=2.0)
+    record = play_moves(running, MOVES)
     # The median is 3, so e moves by 6: (1*1 + 2*2 + 3*3 + 4*4 + 5*6) / 15.
     assert running.state.bank["global"].vector.tolist() == [4.0, 0.0]
     assert record["clipped"] == {"e": pytest.approx(1000 / 6)}
@@ -64,15 +61,15 @@ def test_an_update_is_clipped_to_a_multiple_of_the_median():
 
 def test_honest_updates_are_not_touched():
     honest = {**MOVES, "e": (5.0, 0.0)}
-    with_bound, without = server(FedAvg()), server(FedAvg(), clip_norm=0)
-    assert "clipped" not in one_round(with_bound, honest)
-    one_round(without, honest)
+    with_bound, without = start_spread_server(FedAvg()), start_spread_server(FedAvg(), clip_norm=0)
+    assert "clipped" not in play_moves(with_bound, honest)
+    play_moves(without, honest)
     assert with_bound.state.bank["global"].vector.tobytes() == without.state.bank["global"].vector.tobytes()
 
 
 def test_of_two_the_one_that_moved_less_is_the_measure():
-    running = server(FedAvg(weighting="uniform"), people=PEOPLE[:2], clip_norm=10.0)
-    record = one_round(running, {"a": (1.0, 0.0), "b": (1000.0, 0.0)})
+    running = start_spread_server(FedAvg(weighting="uniform"), people=PEOPLE[:2], clip_norm=10.0)
+    record = play_moves(running, {"a": (1.0, 0.0), "b": (1000.0, 0.0)})
     assert record["clipped"] == {"b": 100.0}
     assert running.state.bank["global"].vector.tolist() == [5.5, 0.0]
 
@@ -88,8 +85,8 @@ def test_of_two_the_one_that_moved_less_is_the_measure():
     ],
 )
 def test_robust_statistics_replace_the_mean(aggregation, weighting, mean):
-    running = server(FedAvg(weighting=weighting), clip_norm=0, aggregation=aggregation)
-    one_round(running, MOVES)
+    running = start_spread_server(FedAvg(weighting=weighting), clip_norm=0, aggregation=aggregation)
+    play_moves(running, MOVES)
     assert running.state.bank["global"].vector.tolist() == pytest.approx([mean, 0.0])
 
 
@@ -107,9 +104,9 @@ def sized(**samples: int) -> list[Participant]:
 )
 def test_no_robust_statistic_is_the_largest_hospitals(aggregation, mean):
     people = sized(a=60, b=10, c=10, d=10, e=10)
-    running = server(FedAvg(), people=people, clip_norm=0, aggregation=aggregation)
+    running = start_spread_server(FedAvg(), people=people, clip_norm=0, aggregation=aggregation)
     moves = {"a": (10.0, 0.0), "b": (1.0, 0.0), "c": (2.0, 0.0), "d": (3.0, 0.0), "e": (4.0, 0.0)}
-    record = one_round(running, moves)
+    record = play_moves(running, moves)
     assert running.state.bank["global"].vector.tolist() == pytest.approx([mean, 0.0])
     lowered = {} if aggregation == "mean" else {"lowered_shares": {"a": [0.6, 0.3333]}}
     assert {key: record[key] for key in record.keys() & {"lowered_shares"}} == lowered
@@ -120,33 +117,33 @@ def test_no_robust_statistic_is_the_largest_hospitals(aggregation, mean):
 def test_liars_about_their_samples_cannot_leave_the_honest_ones(aggregation, liars, byzantine):
     people = sized(a=5, b=6, c=7, d=10**9 if "d" in liars else 8, e=10**9)
     settings = {"clip_norm": 0, "aggregation": aggregation, "byzantine": byzantine}
-    running = server(FedAvg(), people=people, **settings)
-    one_round(running, {**MOVES, **dict.fromkeys(liars, (1e6, 0.0))})
+    running = start_spread_server(FedAvg(), people=people, **settings)
+    play_moves(running, {**MOVES, **dict.fromkeys(liars, (1e6, 0.0))})
     assert 1.0 <= running.state.bank["global"].vector[0] <= 4.0
 
 
 def test_krum_averages_those_that_it_keeps_by_their_samples_and_says_whom_it_leaves_out():
-    running = server(FedAvg(), clip_norm=0, aggregation="krum")
-    record = one_round(running, MOVES)
+    running = start_spread_server(FedAvg(), clip_norm=0, aggregation="krum")
+    record = play_moves(running, MOVES)
     assert record["left_out"] == ["e"]
     assert running.state.bank["global"].vector.tolist() == [3.0, 0.0]  # (1*1 + 2*2 + 3*3 + 4*4) / 10
 
 
 def test_each_cluster_has_its_own_median():
-    running = server(IFCA(k=2), clip_norm=0, aggregation="median")
-    one_round(running, {**MOVES, "d": (-1.0, 0.0), "e": (-3.0, 2.0)}, {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1})
+    running = start_spread_server(IFCA(k=2), clip_norm=0, aggregation="median")
+    play_moves(running, {**MOVES, "d": (-1.0, 0.0), "e": (-3.0, 2.0)}, {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1})
     assert running.state.bank["cluster-0"].vector.tolist() == [2.0, 0.0]
     assert running.state.bank["cluster-1"].vector.tolist() == [8.0, 1.0]  # it started from (10, 0)
 
 
 def test_members_that_come_from_other_clusters_count_where_they_end():
     """WeCFL averages trained models, wherever their training started."""
-    running = server(WeCFL(k=2, weighting="uniform", starts=1), clip_norm=0, aggregation="median")
-    one_round(running, {**MOVES, "d": (90.0, 0.0), "e": (100.0, 0.0)})
+    running = start_spread_server(WeCFL(k=2, weighting="uniform", starts=1), clip_norm=0, aggregation="median")
+    play_moves(running, {**MOVES, "d": (90.0, 0.0), "e": (100.0, 0.0)})
     assert running.state.assignment == {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1}
     assert running.state.bank["cluster-0"].vector.tolist() == [2.0, 0.0]
     assert running.state.bank["cluster-1"].vector.tolist() == [95.0, 0.0]
-    one_round(running, {"a": (0.0, 0.0), "b": (1.0, 0.0), "c": (91.0, 0.0), "d": (0.0, 0.0), "e": (1.0, 0.0)})
+    play_moves(running, {"a": (0.0, 0.0), "b": (1.0, 0.0), "c": (91.0, 0.0), "d": (0.0, 0.0), "e": (1.0, 0.0)})
     assert running.state.assignment["c"] == 1  # at 93, beside 95 and 96
     assert running.state.bank["cluster-1"].vector.tolist() == [95.0, 0.0]
     assert running.state.bank["cluster-0"].vector.tolist() == [2.5, 0.0]
@@ -154,11 +151,11 @@ def test_members_that_come_from_other_clusters_count_where_they_end():
 
 def test_an_outlier_is_left_out_before_the_clustering_and_reported():
     moves = {"a": (1.0, 0.0), "b": (1.5, 0.0), "c": (9.0, 0.0), "d": (9.5, 0.0), "e": (200.0, 0.0)}
-    misled = server(WeCFL(k=2, weighting="uniform"), clip_norm=0)
-    one_round(misled, moves)
+    misled = start_spread_server(WeCFL(k=2, weighting="uniform"), clip_norm=0)
+    play_moves(misled, moves)
     assert misled.state.assignment == {"a": 0, "b": 0, "c": 0, "d": 0, "e": 1}
-    running = server(WeCFL(k=2, weighting="uniform"), clip_norm=0, reject_outliers=True)
-    record = one_round(running, moves)
+    running = start_spread_server(WeCFL(k=2, weighting="uniform"), clip_norm=0, reject_outliers=True)
+    record = play_moves(running, moves)
     assert running.state.assignment == {"a": 0, "b": 0, "c": 1, "d": 1}
     assert record["failed"]["e"].startswith("outlier: its model is 381 times as far")
     assert record["trained"] == ["a", "b", "c", "d"]
@@ -167,31 +164,31 @@ def test_an_outlier_is_left_out_before_the_clustering_and_reported():
 
 def test_outliers_are_left_out_whether_or_not_the_server_compares_models():
     for method in (FedAvg(), CAM(base=WeCFL(k=2), warmup=1), IFCA(k=2)):
-        running = server(method, clip_norm=0, reject_outliers=True)
+        running = start_spread_server(method, clip_norm=0, reject_outliers=True)
         choices = dict.fromkeys(SAMPLES, 0) if isinstance(method, IFCA) else None
-        record = one_round(running, MOVES, choices)
+        record = play_moves(running, MOVES, choices)
         assert list(record["failed"]) == ["e"], method.label
 
 
 def test_no_site_has_more_than_its_share_of_a_cluster():
     people = [Participant("a", "one", 1), Participant("b", "two", 1), Participant("c", "three", 1), PEOPLE[4]]
     people[3] = Participant("e", "four", 10**9)
-    running = server(FedAvg(), people=people, clip_norm=0, max_weight_share=0.4)
-    record = one_round(running, {"a": (0.0, 0.0), "b": (0.0, 0.0), "c": (0.0, 0.0), "e": (10.0, 0.0)})
+    running = start_spread_server(FedAvg(), people=people, clip_norm=0, max_weight_share=0.4)
+    record = play_moves(running, {"a": (0.0, 0.0), "b": (0.0, 0.0), "c": (0.0, 0.0), "e": (10.0, 0.0)})
     assert running.state.bank["global"].vector.tolist() == pytest.approx([4.0, 0.0])
     assert record["lowered_shares"] == {"e": [1.0, 0.4]}
 
 
 def test_a_site_of_many_participants_is_one_site():
     people = [Participant(n, "one" if n in "abc" else f"site-{n}", 1) for n in SAMPLES]
-    running = server(FedAvg(), people=people, clip_norm=0, max_weight_share=0.5)
-    one_round(running, {**dict.fromkeys("abc", (10.0, 0.0)), "d": (0.0, 0.0), "e": (0.0, 0.0)})
+    running = start_spread_server(FedAvg(), people=people, clip_norm=0, max_weight_share=0.5)
+    play_moves(running, {**dict.fromkeys("abc", (10.0, 0.0)), "d": (0.0, 0.0), "e": (0.0, 0.0)})
     assert running.state.bank["global"].vector.tolist() == pytest.approx([5.0, 0.0])
 
 
 @pytest.mark.parametrize("value", [np.float32(3.4e38), -2e9, np.inf, np.nan])
 def test_a_huge_value_is_refused(value):
-    running = server(FedAvg())
+    running = start_spread_server(FedAvg())
     running.tasks()
     with pytest.raises(PayloadError, match=r"a: global holds"):
         running.accept(Result("a", update("a", 1, "global", 0.0, value)), "site-a")
@@ -199,7 +196,7 @@ def test_a_huge_value_is_refused(value):
 
 def test_a_method_of_more_than_means_is_refused_a_robust_statistic():
     with pytest.raises(ConfigError, match=r"aggregation = 'median' replaces means .* cfl computes more than means"):
-        server(CFL(eps1=1, eps2=2), aggregation="median")
+        start_spread_server(CFL(eps1=1, eps2=2), aggregation="median")
 
 
 # ---- Small clusters are held back ----
@@ -208,8 +205,8 @@ REAL = {"min_sites_per_cluster": 2, "hold_small_clusters": True, "clip_norm": 0}
 
 
 def test_a_model_that_one_site_trained_stays_as_it_was():
-    running = server(IFCA(k=2), **REAL)
-    record = one_round(running, MOVES, {"a": 0, "b": 0, "c": 0, "d": 0, "e": 1})
+    running = start_spread_server(IFCA(k=2), **REAL)
+    record = play_moves(running, MOVES, {"a": 0, "b": 0, "c": 0, "d": 0, "e": 1})
     assert running.state.bank["cluster-0"].vector.tolist() == [3.0, 0.0]
     assert running.state.bank["cluster-1"].vector.tolist() == [10.0, 0.0]
     assert record["held_back"] == ["e"]
@@ -218,8 +215,8 @@ def test_a_model_that_one_site_trained_stays_as_it_was():
 
 
 def test_so_it_does_if_the_others_of_its_cluster_are_not_in_the_round():
-    running = server(WeCFL(k=2, weighting="uniform"), **REAL)
-    one_round(running, {**MOVES, "d": (90.0, 0.0), "e": (100.0, 0.0)})
+    running = start_spread_server(WeCFL(k=2, weighting="uniform"), **REAL)
+    play_moves(running, {**MOVES, "d": (90.0, 0.0), "e": (100.0, 0.0)})
     assert running.state.bank["cluster-1"].vector.tolist() == [95.0, 0.0]
     tasks = running.tasks()
     for name in ("a", "b", "d"):
@@ -234,7 +231,7 @@ def test_so_it_does_if_the_others_of_its_cluster_are_not_in_the_round():
 
 
 def test_a_round_of_one_site_moves_nothing():
-    running = server(CAM(base=IFCA(k=2), warmup=1), **REAL, min_answers=1)
+    running = start_spread_server(CAM(base=IFCA(k=2), warmup=1), **REAL, min_answers=1)
     running.tasks()
     running.accept(Result("a", update("a", 1, "shared", 1.0, 0.0)), "site-a")
     before = running.state.bank
@@ -246,8 +243,8 @@ def test_a_round_of_one_site_moves_nothing():
 
 
 def test_samples_count_as_well():
-    running = server(IFCA(k=2), min_samples_per_cluster=6, hold_small_clusters=True, clip_norm=0)
-    record = one_round(running, MOVES, {"a": 0, "b": 0, "c": 1, "d": 1, "e": 1})
+    running = start_spread_server(IFCA(k=2), min_samples_per_cluster=6, hold_small_clusters=True, clip_norm=0)
+    record = play_moves(running, MOVES, {"a": 0, "b": 0, "c": 1, "d": 1, "e": 1})
     assert record["held_back"] == ["a", "b"]  # 3 samples; c, d and e have 12
 
 
@@ -269,9 +266,9 @@ def test_real_sites_are_careful_unless_the_job_says_otherwise():
 
 def test_fewer_sites_than_a_cluster_needs_are_refused_at_once():
     with pytest.raises(ConfigError, match=r"a model needs 3 sites .* but all that take part are 2 sites with 3; wait"):
-        server(FedAvg(), people=PEOPLE[:2], hold_small_clusters=True, min_sites_per_cluster=3)
+        start_spread_server(FedAvg(), people=PEOPLE[:2], hold_small_clusters=True, min_sites_per_cluster=3)
     with pytest.raises(ConfigError, match="cfl computes more than means of models, so that a model of fewer sites"):
-        server(CFL(eps1=1, eps2=2), hold_small_clusters=True, min_sites_per_cluster=3)
+        start_spread_server(CFL(eps1=1, eps2=2), hold_small_clusters=True, min_sites_per_cluster=3)
 
 
 # ---- The statistics ----
@@ -406,8 +403,8 @@ def test_holding_and_capping_read_no_model_from_disk(monkeypatch):
     counts, cluster_0 = [], []
     for settings in ({"clip_norm": 0}, {**REAL, "max_weight_share": 0.5}):
         names.clear()
-        running = server(IFCA(k=2), **settings)
-        one_round(running, MOVES, {"a": 0, "b": 0, "c": 0, "d": 0, "e": 1})
+        running = start_spread_server(IFCA(k=2), **settings)
+        play_moves(running, MOVES, {"a": 0, "b": 0, "c": 0, "d": 0, "e": 1})
         counts.append(len(names))
         cluster_0.append(running.state.bank["cluster-0"].vector.tolist())
     assert 0 < counts[1] <= counts[0]

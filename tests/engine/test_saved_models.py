@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
-from cfl_flare.core.config import parse_spec
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import Digits
@@ -33,16 +32,11 @@ from cfl_flare.training.ensemble import Ensemble
 from cfl_flare.training.resident import ResidentModel, untrained
 from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
-from tests.helpers.loop import run_loop
-from tests.helpers.play import DATA, MODEL, make_model, people
+from tests.helpers.loop import build_from_spec, run_loop
+from tests.helpers.play import DATA, MODEL, host_people, make_model
 from tests.helpers.tiny import LAYOUT, Coin
 
 WEIGHT = {"head.weight": torch.tensor([[3.0], [4.0]])}
-
-
-def method(spec: str):
-    name, values = parse_spec(spec)
-    return build_method({"method": name, **values})
 
 
 @pytest.mark.parametrize(
@@ -118,7 +112,7 @@ def test_no_file_and_a_damaged_one(tmp_path):
     ["fedavg", "fesem:k=2", "wecfl:k=2", "cfl:eps1=9,eps2=0", "fl-hc:k=2,rounds_before=1", "fedgroup:k=2", "fedac:k=2"],
 )
 def test_methods_that_begin_with_one_model(spec):
-    check_initial(method(spec), Layout.of(make_model()))
+    check_initial(build_from_spec(spec), Layout.of(make_model()))
 
 
 @pytest.mark.parametrize(
@@ -136,15 +130,15 @@ def test_methods_that_begin_with_one_model(spec):
 )
 def test_methods_that_cannot_start_from_one_checkpoint(spec, says):
     with pytest.raises(ConfigError, match=says):
-        check_initial(method(spec), Layout.of(make_model()))
+        check_initial(build_from_spec(spec), Layout.of(make_model()))
 
 
-def run(folder: Path, **more):
+def run_wecfl(folder: Path, **more):
     values = {"settings": ServerSettings(1), "training": TrainSettings(lr=0.1, local_steps=3), "folder": folder}
-    return run_loop(method=method("wecfl:k=2"), model=MODEL, source=Digits(), data=DATA, **{**values, **more})
+    return run_loop(method=build_from_spec("wecfl:k=2"), model=MODEL, source=Digits(), data=DATA, **{**values, **more})
 
 
-class Fixed(Coin):
+class CoinOfOnes(Coin):
     """Its constructor draws nothing."""
 
     def __init__(self) -> None:
@@ -155,19 +149,21 @@ class Fixed(Coin):
 @pytest.mark.parametrize("spec", ["ifca:k=2", "ifca:k=3", "feddsmic:k=2"])
 def test_several_models_that_a_constructor_makes_equal_are_refused(spec):
     def start(make):
-        return method(spec).start(initial_models(method(spec), make, LAYOUT, 0, None), ["a", "b", "c"])
+        return build_from_spec(spec).start(
+            initial_models(build_from_spec(spec), make, LAYOUT, 0, None), ["a", "b", "c"]
+        )
 
     assert len(start(Coin).bank) > 1
     with pytest.raises(ConfigError, match="begins with several different models, and the model's constructor makes"):
-        start(Fixed)
-    assert method("fedavg").start(initial_models(method("fedavg"), Fixed, LAYOUT, 0, None)).bank
+        start(CoinOfOnes)
+    assert build_from_spec("fedavg").start(initial_models(build_from_spec("fedavg"), CoinOfOnes, LAYOUT, 0, None)).bank
 
 
 def test_a_run_goes_on_from_another_one_s_model(tmp_path):
-    run(tmp_path / "a", settings=ServerSettings(2))
+    run_wecfl(tmp_path / "a", settings=ServerSettings(2))
     left = tmp_path / "a" / "clusters" / "cluster-0.safetensors"
     still = {"training": TrainSettings(lr=1e-30, momentum=0.0, local_steps=1)}
-    server = run(tmp_path / "b", initial_ckpt=left, **still)
+    server = run_wecfl(tmp_path / "b", initial_ckpt=left, **still)
     for slot in ("cluster-0", "cluster-1"):
         np.testing.assert_array_equal(server.state.bank[slot].vector, read_checkpoint(left, server.layout).vector)
 
@@ -266,12 +262,12 @@ SPECS = {
 }
 
 
-class Foreign(MLP):
+class ForeignMLP(MLP):
     """A model that is not the package's own."""
 
 
 @pytest.fixture(scope="module", params=SPECS)
-def finished(request, tmp_path_factory) -> tuple[Run, Server]:
+def finished_method(request, tmp_path_factory) -> tuple[Run, Server]:
     """A run of three rounds."""
     return finish(SPECS[request.param], tmp_path_factory.mktemp("run"))
 
@@ -290,7 +286,7 @@ def finish(spec, folder: Path, model=MODEL) -> tuple[Run, Server]:
 
 
 def splits(name: str) -> tuple[Split, Split]:
-    data = next(p for p in people() if p.name == name)
+    data = next(p for p in host_people() if p.name == name)
     return Split.of(data.train.x, data.train.y), Split.of(data.test.x, data.test.y)
 
 
@@ -305,8 +301,8 @@ def single(params: Params) -> nn.Module:
 
 
 @torch.no_grad()
-def test_it_predicts_as_the_participants_did(finished):
-    run, _ = finished
+def test_it_predicts_as_the_participants_did(finished_method):
+    run, _ = finished_method
     clusters = [slot for slot in slots(run) if slot != "global"]
     for participant in run.summary["participants"]:
         train, test = splits(participant["name"])
@@ -324,8 +320,8 @@ def test_it_predicts_as_the_participants_did(finished):
 
 
 @torch.no_grad()
-def test_it_is_one_module_whose_parts_vote(finished):
-    run, server = finished
+def test_it_is_one_module_whose_parts_vote(finished_method):
+    run, server = finished_method
     x = splits("p0")[1].x
     whole = server.method.models(server.state, server.layout)
     assert slots(run) == sorted(whole)
@@ -339,8 +335,8 @@ def test_it_is_one_module_whose_parts_vote(finished):
             torch.testing.assert_close(model(x), logits.sum(0))
 
 
-def test_its_state_goes_into_another_one(finished):
-    run, _ = finished
+def test_its_state_goes_into_another_one(finished_method):
+    run, _ = finished_method
     slot = slots(run)[0]
     model, x = load_model(run.folder, slot), splits("p0")[1].x
     other = Ensemble([MLP(**MODEL["args"]) for _ in model.parts], model.vote).eval()
@@ -350,22 +346,22 @@ def test_its_state_goes_into_another_one(finished):
 
 
 @torch.no_grad()
-def test_it_is_exported(finished):
-    run, _ = finished
+def test_it_is_exported(finished_method):
+    run, _ = finished_method
     model, x = load_model(run.folder, slots(run)[0]), splits("p0")[1].x
     torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
 
 
 def test_a_class_of_ones_own_is_given_once(tmp_path):
-    model = {"class_path": "tests.engine.test_saved_models.Foreign", "args": MODEL["args"]}
+    model = {"class_path": "tests.engine.test_saved_models.ForeignMLP", "args": MODEL["args"]}
     run, server = finish(SPECS["ifca-cam"], tmp_path, model)
     with pytest.raises(
-        ConfigError, match=r"holds a tests\.engine\.test_saved_models\.Foreign; import its module first, or"
+        ConfigError, match=r"holds a tests\.engine\.test_saved_models\.ForeignMLP; import its module first, or"
     ):
         read_model(run.folder / "clusters" / "cluster-1.safetensors")
     assert load_model(run.folder, "cluster-1")  # this program has imported it
-    loaded = load_model(run.folder, "cluster-1", model=Foreign(**MODEL["args"]))
-    assert isinstance(loaded, Ensemble) and all(isinstance(part, Foreign) for part in loaded.parts)
+    loaded = load_model(run.folder, "cluster-1", model=ForeignMLP(**MODEL["args"]))
+    assert isinstance(loaded, Ensemble) and all(isinstance(part, ForeignMLP) for part in loaded.parts)
     x = splits("p0")[1].x
     models = server.state.bank["shared"], server.state.bank["cluster-1"]
     torch.testing.assert_close(loaded(x), sum(single(params)(x) for params in models))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,19 +19,17 @@ from cfl_flare.data import Digits
 from cfl_flare.engine import preflight
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
-from cfl_flare.engine.server import Server, ServerSettings, count_of
+from cfl_flare.engine.server import count_of
 from cfl_flare.engine.task import Result
 from cfl_flare.methods import IFCA, FedAvg, Participant, Update, WeCFL
 from cfl_flare.models import Logistic
 from cfl_flare.training.settings import TrainSettings
-from tests.helpers.tiny import LAYOUT, coin, initial, update
+from tests.helpers.tiny import LAYOUT, coin, start_server, update
 
 PEOPLE = [Participant("a", "site-1", 1), Participant("b", "site-1", 3), Participant("c", "site-2", 2)]
 
 
-def server(method=None, **settings) -> Server:
-    method = method or FedAvg()
-    return Server(method, LAYOUT, PEOPLE, ServerSettings(**{"num_rounds": 3, **settings}), method.start(initial))
+start_coin_server = partial(start_server, people=PEOPLE)
 
 
 def good(name: str, a: float = 1, b: float = 1, samples: int | None = None) -> Result:
@@ -42,7 +41,7 @@ def good(name: str, a: float = 1, b: float = 1, samples: int | None = None) -> R
 def test_a_round_in_any_order_of_arrival_gives_equal_bits():
     results = []
     for order in ("abc", "cab"):
-        s = server()
+        s = start_coin_server()
         s.tasks()
         for name in order:
             s.accept(good(name, 0.1 * "abc".index(name), 1 / 3), "site-2" if name == "c" else "site-1")
@@ -52,7 +51,7 @@ def test_a_round_in_any_order_of_arrival_gives_equal_bits():
 
 
 def test_a_participant_that_joins_between_rounds_trains_and_counts_from_the_next_one():
-    s = server(max_weight_share=0.5)
+    s = start_coin_server(max_weight_share=0.5)
     s.tasks()
     for name, samples in (("a", 1), ("b", 3), ("c", 2)):
         s.accept(Result(name, update(name, samples, "global", 1, 1)), "site-2" if name == "c" else "site-1")
@@ -91,7 +90,7 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_answer_is_refused_and_the_round_goes_on_without_it(case):
-    s = server()
+    s = start_coin_server()
     s.tasks()
     with pytest.raises(PayloadError):
         s.accept(*BAD[case])
@@ -104,14 +103,14 @@ def test_a_bad_answer_is_refused_and_the_round_goes_on_without_it(case):
 
 @pytest.mark.parametrize("cluster", [-1, 2, None, 1.0, True, "0"])
 def test_a_cluster_out_of_range_is_refused(cluster):
-    s = server(IFCA(k=2))
+    s = start_coin_server(IFCA(k=2))
     s.tasks()
     with pytest.raises(PayloadError, match="cluster = "):
         s.accept(Result("a", update("a", 1, "cluster-0", 1, 1, cluster=cluster)), "site-1")
 
 
 def test_a_second_answer_is_refused_and_the_first_one_counts():
-    s = server()
+    s = start_coin_server()
     s.tasks()
     s.accept(good("a", 1, 1), "site-1")
     with pytest.raises(PayloadError, match="second result"):
@@ -121,7 +120,7 @@ def test_a_second_answer_is_refused_and_the_first_one_counts():
 
 
 def test_sampling_depends_on_seed_and_round_alone():
-    s, t = server(sample=2), server(sample=2)
+    s, t = start_coin_server(sample=2), start_coin_server(sample=2)
     assert s.sampled() == t.sampled()
     assert len(s.sampled()) == 2
     seen = set()
@@ -132,7 +131,7 @@ def test_sampling_depends_on_seed_and_round_alone():
 
 
 def test_only_sampled_participants_are_asked_to_train():
-    s = server(sample=0.34)
+    s = start_coin_server(sample=0.34)
     orders = s.tasks()
     assert [name for name, order in orders.items() if order.train] == sorted(s.sampled())
     assert len(orders) == 1  # nothing to measure before the first round
@@ -142,7 +141,7 @@ def test_only_sampled_participants_are_asked_to_train():
 
 
 def test_served_models_are_measured_with_the_next_round_and_after_the_last_one():
-    s = server(num_rounds=2, evaluate_every=2)
+    s = start_coin_server(num_rounds=2, evaluate_every=2)
     assert not any(order.evaluate for order in s.tasks().values())
     s.accept(good("a"), "site-1")
     s.finish_round()
@@ -154,7 +153,7 @@ def test_served_models_are_measured_with_the_next_round_and_after_the_last_one()
 
 
 def test_metrics_belong_to_the_round_before_and_are_weighted_by_samples():
-    s = server()
+    s = start_coin_server()
     s.tasks()
     for name, site in (("a", "site-1"), ("b", "site-1"), ("c", "site-2")):
         s.accept(good(name), site)
@@ -171,7 +170,7 @@ def test_metrics_belong_to_the_round_before_and_are_weighted_by_samples():
 
 
 def test_bytes_count_a_model_once_a_site():
-    s = server()
+    s = start_coin_server()
     s.tasks()
     for name, site in (("a", "site-1"), ("b", "site-1"), ("c", "site-2")):
         s.accept(good(name), site)
@@ -183,7 +182,7 @@ def test_bytes_count_a_model_once_a_site():
 
 
 def test_a_run_in_which_every_round_failed_is_no_success():
-    s = server(num_rounds=2, max_failed_rounds=3)
+    s = start_coin_server(num_rounds=2, max_failed_rounds=3)
     s.tasks()
     s.finish_round()
     s.tasks()
@@ -192,7 +191,7 @@ def test_a_run_in_which_every_round_failed_is_no_success():
 
 
 def test_too_few_answers_leave_the_models_alone_and_end_the_run_in_the_end():
-    s = server(min_answers=2, max_failed_rounds=2)
+    s = start_coin_server(min_answers=2, max_failed_rounds=2)
     s.tasks()
     s.accept(good("a", 5, 5), "site-1")
     s.finish_round()
@@ -209,7 +208,7 @@ def test_large_updates_wait_on_disk_and_give_equal_bits(monkeypatch, tmp_path):
     for together, each in ((2**30, 2**30), (0, 2**30), (2**30, 0)):
         monkeypatch.setattr(cfl_flare.engine.round, "SPOOL_BYTES", together)
         monkeypatch.setattr(cfl_flare.engine.round, "LARGE_UPDATE", each)
-        s = server()
+        s = start_coin_server()
         s.tasks()
         s.accept(good("a", 0.1, 0.7), "site-1")
         s.accept(good("b", 0.3, 0.9), "site-1")
@@ -224,7 +223,7 @@ def test_wecfl_refuses_more_clusters_than_participants_take_part():
     with pytest.raises(
         ConfigError, match="k = 3 clusters need as many participants in the first round, but only 2 of 3"
     ):
-        server(WeCFL(k=3), sample=2)
+        start_coin_server(WeCFL(k=3), sample=2)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +242,7 @@ def test_wecfl_refuses_more_clusters_than_participants_take_part():
 )
 def test_refusals(settings, message):
     with pytest.raises(ConfigError, match=message):
-        server(**settings)
+        start_coin_server(**settings)
 
 
 def test_shares_and_counts():

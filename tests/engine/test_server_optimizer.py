@@ -45,22 +45,24 @@ from cfl_flare.methods import (
 from cfl_flare.models import MLP
 from cfl_flare.results.store import Store, state_of
 from cfl_flare.training.settings import TrainSettings
-from tests.engine.test_robust import one_round
+from tests.engine.test_robust import play_moves
 from tests.helpers.loop import run_loop
-from tests.helpers.play import MODEL, play
-from tests.helpers.tiny import LAYOUT, coin, update
+from tests.helpers.play import MODEL, play_rounds
+from tests.helpers.tiny import coin, make_spread_start, start_server, update
 
 PEOPLE = [Participant("a", "one", 3), Participant("b", "two", 1)]
 ETA, TAU = 0.5, 0.1
 
 
-def server(method: Method, rule: str | None = "adam", people: list[Participant] = PEOPLE, **more: Any) -> Server:
+def start_optimizer_server(
+    method: Method, rule: str | None = "adam", people: list[Participant] = PEOPLE, **more: Any
+) -> Server:
     own = {} if rule is None else {"server_optimizer": rule, "server_lr": ETA, "server_tau": TAU}
-    settings = ServerSettings(9, **{"clip_norm": 0, **own, **more})
-    return Server(method, LAYOUT, people, settings, method.start(lambda i: coin(10 * i, 0)))
+    settings = {"num_rounds": 9, "clip_norm": 0, **own, **more}
+    return start_server(method, people, make_spread_start, **settings)
 
 
-def by_hand(rule: str, deltas: list[float], beta1: float = 0.9, beta2: float = 0.99, x: float = 0.0) -> float:
+def step_by_hand(rule: str, deltas: list[float], beta1: float = 0.9, beta2: float = 0.99, x: float = 0.0) -> float:
     """Reddi et al. 2021, Alg. 2, one parameter."""
     m, v = 0.0, TAU**2
     for delta in deltas:
@@ -78,49 +80,51 @@ def by_hand(rule: str, deltas: list[float], beta1: float = 0.9, beta2: float = 0
 def test_a_first_step_in_numbers() -> None:
     # Delta = (3 * 1 + 1 * (-1)) / 4 = 0.5, m = 0.05; v of adam 0.0099 + 0.0025, of yogi 0.01 + 0.0025, of adagrad 0.26.
     for rule, v in (("adam", 0.0124), ("yogi", 0.0125), ("adagrad", 0.26)):
-        running = server(FedAvg(), rule)
-        one_round(running, {"a": (1.0, 0.0), "b": (-1.0, 0.0)})
+        running = start_optimizer_server(FedAvg(), rule)
+        play_moves(running, {"a": (1.0, 0.0), "b": (-1.0, 0.0)})
         expected = 0.5 * 0.05 / (math.sqrt(v) + 0.1)
         assert running.state.bank["global"].vector == pytest.approx([expected, 0.0], abs=1e-7), rule
-        assert by_hand(rule, [0.5]) == pytest.approx(expected)
+        assert step_by_hand(rule, [0.5]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.0, 0.5)])
 @pytest.mark.parametrize("rule", ["adam", "yogi", "adagrad"])
 def test_rounds_with_unequal_counts(rule: str, betas: tuple[float, float]) -> None:
     own = {"server_beta1": betas[0]} | ({} if rule == "adagrad" else {"server_beta2": betas[1]})
-    running = server(FedAvg(), rule, **own)
+    running = start_optimizer_server(FedAvg(), rule, **own)
     for a, b in ((1.0, -1.0), (0.1, 0.5), (-2.0, 2.0), (0.0, 0.01)):  # means 0.5, 0.2, -1, 0.0025
-        one_round(running, {"a": (a, 2 * a), "b": (b, 2 * b)})
+        play_moves(running, {"a": (a, 2 * a), "b": (b, 2 * b)})
     deltas = [0.5, 0.2, -1.0, 0.0025]
-    expected = [by_hand(rule, [f * d for d in deltas], *betas) for f in (1, 2)]
+    expected = [step_by_hand(rule, [f * d for d in deltas], *betas) for f in (1, 2)]
     assert running.state.bank["global"].vector == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_model_that_did_not_move_keeps_its_moments_and_its_place() -> None:
-    running = server(IFCA(k=2))
-    one_round(running, {"a": (1.0, 0.0), "b": (2.0, 0.0)}, {"a": 0, "b": 1})
+    running = start_optimizer_server(IFCA(k=2))
+    play_moves(running, {"a": (1.0, 0.0), "b": (2.0, 0.0)}, {"a": 0, "b": 1})
     other = running.state
-    one_round(running, {"a": (3.0, 0.0), "b": (1.0, 0.0)}, {"a": 0, "b": 0})  # mean 2.5
+    play_moves(running, {"a": (3.0, 0.0), "b": (1.0, 0.0)}, {"a": 0, "b": 0})  # mean 2.5
     for name, array in other.arrays.items():
         assert np.array_equal(running.state.arrays[name], array) == name.endswith("cluster-1")
     assert running.state.bank["cluster-1"] is other.bank["cluster-1"]
-    one_round(running, {"a": (0.0, 0.0), "b": (-1.0, 0.0)}, {"a": 0, "b": 1})
-    assert running.state.bank["cluster-0"].vector[0] == pytest.approx(by_hand("adam", [1.0, 2.5]), abs=1e-6)
-    assert running.state.bank["cluster-1"].vector[0] == pytest.approx(by_hand("adam", [2.0, -1.0], x=10.0), abs=1e-5)
+    play_moves(running, {"a": (0.0, 0.0), "b": (-1.0, 0.0)}, {"a": 0, "b": 1})
+    assert running.state.bank["cluster-0"].vector[0] == pytest.approx(step_by_hand("adam", [1.0, 2.5]), abs=1e-6)
+    assert running.state.bank["cluster-1"].vector[0] == pytest.approx(
+        step_by_hand("adam", [2.0, -1.0], x=10.0), abs=1e-5
+    )
 
 
 def test_models_that_a_round_makes_are_left_as_they_are_and_the_common_one_follows_the_clusters() -> None:
-    running = server(WeCFL(k=2, starts=1))
-    one_round(running, {"a": (1.0, 0.0), "b": (-3.0, 0.0)})
+    running = start_optimizer_server(WeCFL(k=2, starts=1))
+    play_moves(running, {"a": (1.0, 0.0), "b": (-3.0, 0.0)})
     assert {slot: float(model.vector[0]) for slot, model in running.state.bank.items()} == {
         "global": 0.0,  # (3 * 1 - 3) / 4
         "cluster-0": 1.0,
         "cluster-1": -3.0,
     }
     assert not running.state.arrays
-    one_round(running, {"a": (0.5, 0.0), "b": (0.2, 0.0)})
-    first, second = by_hand("adam", [0.5], x=1.0), by_hand("adam", [0.2], x=-3.0)
+    play_moves(running, {"a": (0.5, 0.0), "b": (0.2, 0.0)})
+    first, second = step_by_hand("adam", [0.5], x=1.0), step_by_hand("adam", [0.2], x=-3.0)
     bank = {slot: float(model.vector[0]) for slot, model in running.state.bank.items()}
     assert bank == pytest.approx({"cluster-0": first, "cluster-1": second, "global": 0.75 * first + 0.25 * second})
     assert {name.rpartition(".")[2] for name in running.state.arrays} == {"cluster-0", "cluster-1"}
@@ -128,28 +132,28 @@ def test_models_that_a_round_makes_are_left_as_they_are_and_the_common_one_follo
 
 def test_a_robust_statistic_is_what_it_steps_by() -> None:
     people = [Participant(name, f"site-{name}", n) for name, n in (("a", 1), ("b", 2), ("c", 5))]
-    running = server(FedAvg(), people=people, aggregation="median")
-    one_round(running, {"a": (1.0, 0.0), "b": (2.0, 0.0), "c": (900.0, 0.0)})
-    assert running.state.bank["global"].vector[0] == pytest.approx(by_hand("adam", [2.0]), abs=1e-6)
+    running = start_optimizer_server(FedAvg(), people=people, aggregation="median")
+    play_moves(running, {"a": (1.0, 0.0), "b": (2.0, 0.0), "c": (900.0, 0.0)})
+    assert running.state.bank["global"].vector[0] == pytest.approx(step_by_hand("adam", [2.0]), abs=1e-6)
 
 
 def test_sums_of_a_site_lead_to_the_same_step() -> None:
     """Of a and c, with 1 and 5 samples, the site sends one mean, (1 + 10) / 6; with b it is (11 + 4) / 8."""
     people = [Participant("a", "one", 1), Participant("b", "two", 2), Participant("c", "one", 5)]
-    running = server(FedAvg(), people=people)
+    running = start_optimizer_server(FedAvg(), people=people)
     running.tasks()
     single = [Result("a", update("a", 1, "global", 1.0, 0.0)), Result("c", update("c", 5, "global", 2.0, 0.0))]
     for result in added_up(single, running.bank, running.method):
         running.accept(result, "one")
     running.accept(Result("b", update("b", 2, "global", 2.0, 0.0)), "two")
     running.finish_round()
-    assert running.state.bank["global"].vector[0] == pytest.approx(by_hand("adam", [15 / 8]), abs=1e-6)
+    assert running.state.bank["global"].vector[0] == pytest.approx(step_by_hand("adam", [15 / 8]), abs=1e-6)
 
 
 def test_a_model_that_is_held_back_is_not_moved_by_its_moments() -> None:
     small = {"min_sites_per_cluster": 2, "hold_small_clusters": True}
-    running = server(FedAvg(), **small)
-    one_round(running, {"a": (1.0, 0.0), "b": (-1.0, 0.0)})
+    running = start_optimizer_server(FedAvg(), **small)
+    play_moves(running, {"a": (1.0, 0.0), "b": (-1.0, 0.0)})
     state = running.state
     running.tasks()
     running.round.fail(["b"], "training")
@@ -169,7 +173,7 @@ def test_buffers_and_counters_are_those_of_the_mean() -> None:
     mean = Params(layout, np.array([1.5, 0, 7, 4], np.float32), np.array([8]))
     optimizer = ServerOptimizer(ServerSettings(9, server_optimizer="adam", server_lr=ETA, server_tau=TAU))
     after = optimizer.step(ServerState({"global": before}), ServerState({"global": mean}, round=1))
-    expected = [by_hand("adam", [0.5], x=1.0), 0, 7, 4]
+    expected = [step_by_hand("adam", [0.5], x=1.0), 0, 7, 4]
     assert after.bank["global"].vector == pytest.approx(expected, abs=1e-6)
     assert after.bank["global"].counters.tolist() == [8]
     still = Params(layout, np.array([1, 0, 7, 4], np.float32), np.array([8]))  # its parameters did not move
@@ -214,7 +218,7 @@ OPTIMIZED: dict[str, Any] = {"server_optimizer": "yogi", "server_lr": 0.05}
 )
 def test_methods_made_of_means(method: Method, moments: set[str]) -> None:
     """Every model that means move has moments, and of the clusters' models the common one stays the mean."""
-    rounds = play(method, 5, **OPTIMIZED)
+    rounds = play_rounds(method, 5, **OPTIMIZED)
     state = rounds[-1].after
     found = {name.removeprefix(f"{PREFIX}yogi.m.") for name in state.arrays if name.startswith(f"{PREFIX}yogi.m.")}
     assert found == moments
@@ -227,8 +231,8 @@ def test_methods_made_of_means(method: Method, moments: set[str]) -> None:
 
 
 def test_parts_of_an_ensemble_are_optimised_as_by_themselves() -> None:
-    together = play(Ensemble(parts=[FedAvg(), IFCA(k=2)]), 3, **OPTIMIZED)[-1].after
-    alone = play(FedAvg(), 3, streams="0.", **OPTIMIZED)[-1].after
+    together = play_rounds(Ensemble(parts=[FedAvg(), IFCA(k=2)]), 3, **OPTIMIZED)[-1].after
+    alone = play_rounds(FedAvg(), 3, streams="0.", **OPTIMIZED)[-1].after
     np.testing.assert_array_equal(together.bank["0.global"].vector, alone.bank["global"].vector)
 
 
@@ -240,14 +244,14 @@ def test_parts_of_an_ensemble_are_optimised_as_by_themselves() -> None:
 def test_a_method_of_more_than_means_is_refused(method: Method) -> None:
     says = f"server_optimizer = 'adam' steps towards the means .* {method.label} computes more than means.*leave it out"
     with pytest.raises(ConfigError, match=says):
-        play(method, 3, server_optimizer="adam")
+        play_rounds(method, 3, server_optimizer="adam")
     real = {"model": MLP((1, 8, 8), 10), "data": Digits(), "num_rounds": 3, "min_clients": 2}
     with pytest.raises(ConfigError, match=says):  # whose participants are not known yet
         check_plans([RunPlan.of(method=method, server_optimizer="adam", **real)])
 
 
 def test_local_training_beside_it_has_nothing_to_move() -> None:
-    assert not play(Local(), 2, server_optimizer="adam")[-1].after.arrays
+    assert not play_rounds(Local(), 2, server_optimizer="adam")[-1].after.arrays
 
 
 @pytest.mark.parametrize(

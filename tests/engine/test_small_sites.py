@@ -78,7 +78,7 @@ def people_of(task: str) -> tuple[ParticipantData, ...]:
     return tuple(person(n, y, tests, i) for i, (n, (y, tests)) in enumerate(zip("abcd", PEOPLE[task])))
 
 
-def run(folder, task, method="fedavg", people=None, training=None, rounds=2, **server):
+def run_small_sites(folder, task, method="fedavg", people=None, training=None, rounds=2, **server):
     return run_loop(
         method=build_method(as_spec(method, "method")),
         model={
@@ -109,7 +109,7 @@ def summary_of(folder):
 @pytest.mark.parametrize("task", PEOPLE)
 def test_every_task_takes_participants_that_are_small(task, tmp_path):
     scored = INTERVALS if task in ("classification", "binary", "multilabel") else {"bootstrap": 50}
-    server = run(tmp_path, task, "wecfl:k=2", training=scored, cross_site_evaluation=True)
+    server = run_small_sites(tmp_path, task, "wecfl:k=2", training=scored, cross_site_evaluation=True)
     assert not server.rejected
     found = summary_of(tmp_path)
     assert len(found["final"]) > 5
@@ -126,7 +126,7 @@ def test_every_task_takes_participants_that_are_small(task, tmp_path):
 
 
 def test_means_are_of_those_who_are_measured_and_say_of_how_many(tmp_path):
-    run(tmp_path, "binary", key_metric="accuracy")
+    run_small_sites(tmp_path, "binary", key_metric="accuracy")
     found = load_run(tmp_path)
     by_name = {p["name"]: p for p in found.summary["participants"]}
     own = {n: by_name[n]["served_accuracy"] for n in "acd"}
@@ -142,7 +142,7 @@ def test_means_are_of_those_who_are_measured_and_say_of_how_many(tmp_path):
 
 def test_most_without_test_samples_leave_the_metric_to_the_others(tmp_path):
     people = (*people_of("binary")[:1], *(person(f"x{i}", [0, 1] * 5, []) for i in range(5)))
-    run(tmp_path, "binary", people=people, stop_cond="accuracy >= 0", rounds=3)
+    run_small_sites(tmp_path, "binary", people=people, stop_cond="accuracy >= 0", rounds=3)
     found = summary_of(tmp_path)
     assert found["metric"]["name"] == "loss"  # that of two classes
     assert found["best"] is not None
@@ -152,7 +152,7 @@ def test_most_without_test_samples_leave_the_metric_to_the_others(tmp_path):
 def test_a_run_without_any_test_sample_trains_and_says_so(tmp_path, caplog):
     people = (person("a", [0, 1] * 5, []), person("b", [0, 1] * 3, []))
     with caplog.at_level(logging.WARNING):
-        run(tmp_path, "binary", "ifca:k=2", people=people, cross_site_evaluation=True, training=INTERVALS)
+        run_small_sites(tmp_path, "binary", "ifca:k=2", people=people, cross_site_evaluation=True, training=INTERVALS)
     assert "no participant has test samples" in caplog.text
     found = load_run(tmp_path)
     summary_of(tmp_path)
@@ -163,11 +163,11 @@ def test_a_run_without_any_test_sample_trains_and_says_so(tmp_path, caplog):
     assert results_table([found]).row_count == 1
     for waits in ({"stop_cond": "accuracy >= 0.9"}, {"patience": 3}):
         with pytest.raises(ConfigError, match="no participant has test samples, and stop_cond or patience waits"):
-            run(tmp_path / "more", "binary", people=people, **waits)
+            run_small_sites(tmp_path / "more", "binary", people=people, **waits)
 
 
 def test_a_newcomer_without_test_samples_gets_its_model(tmp_path):
-    run(tmp_path, "classification", "wecfl:k=2")
+    run_small_sites(tmp_path, "classification", "wecfl:k=2")
     newcomer = Finished(tmp_path).join(person("new", [0, 1, 2] * 4, []))
     assert newcomer.metrics == {}
     assert newcomer.cluster in (0, 1)
@@ -200,7 +200,7 @@ def test_who_said_that_it_has_no_test_samples_measures_nothing():
         Metrics(None).check(boasting.metrics, Asked(model, task, boasting))
 
 
-class Normed(nn.Module):
+class NormedLogistic(nn.Module):
     """Batch normalisation of three features, and a head."""
 
     def __init__(self) -> None:
@@ -214,9 +214,11 @@ class Normed(nn.Module):
 @pytest.mark.parametrize(("samples", "size", "fits"), [(1, 32, False), (2, 1, False), (2, 32, True), (33, 32, True)])
 def test_batch_normalisation_needs_two_samples_a_batch(samples, size, fits):
     data = [person("ward", [0, 1] * 20, [0], 1), person("p", ([0, 1] * 20)[:samples], [1])]
-    site = Site(FedAvg(), Normed, TrainSettings(batch_size=size), 0)
+    site = Site(FedAvg(), NormedLogistic, TrainSettings(batch_size=size), 0)
     if not fits:
-        with pytest.raises(DataError, match=r"p: the model Normed does not train on one sample alone .*min_samples"):
+        with pytest.raises(
+            DataError, match=r"p: the model NormedLogistic does not train on one sample alone .*min_samples"
+        ):
             site.add(data[1:])
         return
     site.add(data[1:])

@@ -47,7 +47,7 @@ from tests.helpers.play import DATA, MODEL
 SHARED = 0.02 * np.random.default_rng(0).normal(size=100)
 
 
-def everywhere(value: float) -> Measured:
+def make_equal_hospitals(value: float) -> Measured:
     return {f"h{i}": AtHospital(10 + i, 50, 1, value, value + SHARED) for i in range(12)}
 
 
@@ -83,7 +83,7 @@ class Fake:
     def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
         self.seen.append((candidate.name, rounds, split))
         table = self.validation if split == "validation" else self.test or self.validation
-        return everywhere(table[candidate.name])
+        return make_equal_hospitals(table[candidate.name])
 
 
 VALUES = {"local": 0.5, "fedavg": 0.6, "wecfl-k2": 0.7, "wecfl-k3": 0.9, "wecfl-k4": 0.9}
@@ -248,7 +248,7 @@ def test_the_search_trains_and_is_read_from_its_records(tmp_path):
     assert Search.made(lambda *order: None, tmp_path, 4) == Search({"k": 2}, {"h0": 1, "h1": 0}, 2)
 
 
-class Missing(Fake):
+class MissingHospitals(Fake):
     """At some of the hospitals, a candidate is not measured."""
 
     def __init__(self, gone: dict[str, set[str]], **more):
@@ -263,7 +263,7 @@ class Missing(Fake):
 def test_means_are_ranked_over_the_hospitals_that_measured_all():
     """K = 2 is better than K = 3 wherever both are measured; at the hospital where K = 3 is not, all are bad."""
 
-    class Hard(Missing):
+    class Hard(MissingHospitals):
         def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
             found = dict(super().measured(candidate, rounds, split))
             return {n: replace(one, value=0.1, draws=SHARED + 0.1) if n == "h0" else one for n, one in found.items()}
@@ -280,12 +280,12 @@ def test_means_are_ranked_over_the_hospitals_that_measured_all():
 def test_a_candidate_that_half_of_the_hospitals_measured_is_dropped_and_a_baseline_ends_the_study():
     names = list(Fake(VALUES).measured(TWO[0], 4, "validation"))
     half = set(names[: (len(names) + 1) // 2])
-    study = Study(Missing({"wecfl-k4": half}), TWO, StudySettings(rungs=1))
+    study = Study(MissingHospitals({"wecfl-k4": half}), TWO, StudySettings(rungs=1))
     verdict = study.run()
     why = f"it failed: {len(names) - len(half)} of {len(names)} hospitals measured it"
     assert study.journal.rungs[0].dropped == {"wecfl-k4": why} and "wecfl-k4" not in verdict.tested
     with pytest.raises(RunFailedError, match="no hospital measured both local and fedavg"):
-        Study(Missing({"local": half, "fedavg": {*names} - half}), TWO, StudySettings(rungs=1)).run()
+        Study(MissingHospitals({"local": half, "fedavg": {*names} - half}), TWO, StudySettings(rungs=1)).run()
 
 
 # ---- In this process ----
@@ -366,7 +366,7 @@ def test_what_a_study_needs_is_asked_for_before_it_starts(tmp_path, more, why):
 
 
 @dataclass(frozen=True)
-class Small(DataSource):
+class SmallHospitals(DataSource):
     """Forty hospitals of 8 to 20 patients, of whom a fifth die."""
 
     def load(self) -> tuple[Samples, Samples]:
@@ -380,7 +380,7 @@ class Small(DataSource):
 
 def test_small_hospitals_with_few_deaths_cannot_tell_and_say_on_how_many_that_rests(tmp_path):
     """Whoever names one class everywhere is right in 4 of 5: accuracy says nothing, and a handful of deaths little."""
-    more = {"data": Small(), "participants": 40, "partition": "natural", "min_samples": 2, "num_rounds": 2}
+    more = {"data": SmallHospitals(), "participants": 40, "partition": "natural", "min_samples": 2, "num_rounds": 2}
     trainer = InProcess(plan(**more, model=Logistic([4], 2), key_metric="accuracy"), tmp_path)
     study = Study(trainer, first_candidates(trainer.module), StudySettings(rungs=1, fewest_events=10))
     accuracy = study.run()

@@ -83,7 +83,7 @@ def model_of(task: str) -> dict[str, object]:
     return {"class_path": f"cfl_flare.models.{name}", "args": args}
 
 
-def run(task, method="fedavg", folder=None, rounds=2, training=None, **server):
+def run_made_task(task, method="fedavg", folder=None, rounds=2, training=None, **server):
     return run_loop(
         method=build_method(as_spec(SETTINGS.get(method, method), "method")),
         model=model_of(task),
@@ -99,7 +99,7 @@ def run(task, method="fedavg", folder=None, rounds=2, training=None, **server):
 @pytest.mark.parametrize("method", NAMES)
 def test_every_method_runs_every_task_or_says_why_not(task, method, tmp_path):
     try:
-        run(task, method, tmp_path / "run", cross_site_evaluation=True)
+        run_made_task(task, method, tmp_path / "run", cross_site_evaluation=True)
     except ConfigError as error:
         assert task == "segmentation" and "Linear" in str(error), error
         return
@@ -154,7 +154,7 @@ def test_labels_of_another_task_are_refused_before_a_round():
 
 @pytest.mark.parametrize(("task", "metric"), [("survival", "c_index"), ("regression", "mae"), ("binary", "auroc")])
 def test_any_measure_is_the_key_metric(task, metric, tmp_path):
-    run(task, "ifca", tmp_path, rounds=3, key_metric=metric)
+    run_made_task(task, "ifca", tmp_path, rounds=3, key_metric=metric)
     found = load_run(tmp_path)
     assert found.metric.name == metric and found.metric.mode == ("min" if metric == "mae" else "max")
     record = found.rounds[-1]
@@ -214,7 +214,7 @@ def test_a_measure_on_request_has_to_be_requested():
 
 def test_models_of_a_task_are_read_back_with_its_link(tmp_path):
     """An ensemble that votes averages risks, and not their logarithms."""
-    run("survival", "fedavg+", tmp_path)
+    run_made_task("survival", "fedavg+", tmp_path)
     together = load_model(tmp_path)
     x = torch.randn(3, 1, 8, 8)
     each = torch.stack([part(x).exp() for part in together.parts]).mean(dim=0)
@@ -228,9 +228,9 @@ class Own(Survival):
 
 def test_models_of_a_user_s_own_task_are_read_where_their_outputs_are_added(tmp_path):
     own = TrainSettings(lr=0.05, local_steps=2, batch_size=8, task=Own())
-    run("survival", "ifca-cam", tmp_path / "sum", training=own)
+    run_made_task("survival", "ifca-cam", tmp_path / "sum", training=own)
     assert load_model(tmp_path / "sum", "cluster-0")(torch.zeros(2, 1, 8, 8)).shape == (2, 1)
-    run("survival", "fedavg+", tmp_path / "vote", training=own)
+    run_made_task("survival", "fedavg+", tmp_path / "vote", training=own)
     with pytest.raises(ConfigError, match=r"is of the task .*test_tasks\.Own, .*load_arrays"):
         load_model(tmp_path / "vote")
 

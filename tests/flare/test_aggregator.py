@@ -32,8 +32,8 @@ from cfl_flare.results.store import Checkpoint, Progress, Store, state_metadata,
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification
-from tests.helpers.kits import fl_context, kit
-from tests.helpers.play import MODEL, make_model, people, play
+from tests.helpers.kits import fl_context, write_kit
+from tests.helpers.play import MODEL, host_people, make_model, play_rounds
 from tests.helpers.tiny import LAYOUT, coin, initial, update
 
 RANGES = Classification().ranges()
@@ -257,7 +257,7 @@ def test_histograms_of_scores_travel_with_results_of_any_kind():
 # ---- Metrics ----
 
 
-def run(metrics: dict[str, float], **settings) -> tuple[list[dict], list[str]]:
+def aggregate_metrics(metrics: dict[str, float], **settings) -> tuple[list[dict], list[str]]:
     """Three rounds of one participant: the key metrics that FLARE is told of, and what was said."""
     component, said = ClusteringAggregator({"method": "fedavg"}, {}), list[str]()
     component.warning = said.append  # it needs FLARE's context only to log
@@ -275,28 +275,28 @@ def run(metrics: dict[str, float], **settings) -> tuple[list[dict], list[str]]:
 
 
 def test_accuracy_is_reported_without_a_word():
-    assert run({"accuracy": 0.5, "loss": 1.0}) == ([{"name": "served_accuracy", "mode": "max"}] * 3, [])
+    assert aggregate_metrics({"accuracy": 0.5, "loss": 1.0}) == ([{"name": "served_accuracy", "mode": "max"}] * 3, [])
 
 
 def test_another_metric_in_its_place_is_named_once():
-    told, (text,) = run({"val/loss": 0.5})
+    told, (text,) = aggregate_metrics({"val/loss": 0.5})
     assert told == [{"name": "served_val/loss", "mode": "min"}] * 3
     assert "sites report no accuracy: the best round is the one with the minimum of 'val/loss'" in text
 
 
 @pytest.mark.parametrize("settings", [{"key_metric": "dicee"}, {"stop_cond": "dicee >= 0.8"}])
 def test_a_metric_that_nobody_reports_is_named_once(settings):
-    _, texts = run({"accuracy": 0.5, "dice": 0.5}, **settings)
+    _, texts = aggregate_metrics({"accuracy": 0.5, "dice": 0.5}, **settings)
     (text,) = [text for text in texts if "has reported" in text]
     assert "no round has reported 'dicee' so far" in text and "served_accuracy" in text
 
 
 def test_a_metric_of_the_settings_is_followed_without_a_word():
-    assert run({"dice": 0.5, "hd95": 3.0}, key_metric="worst_hd95") == (
+    assert aggregate_metrics({"dice": 0.5, "hd95": 3.0}, key_metric="worst_hd95") == (
         [{"name": "served_worst_hd95", "mode": "min"}] * 3,
         [],
     )
-    assert run({"dice": 0.5}, key_metric="") == ([], [])
+    assert aggregate_metrics({"dice": 0.5}, key_metric="") == ([], [])
 
 
 # ---- Resuming ----
@@ -314,7 +314,7 @@ def without_a_site(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begin(method: Method, resumed: ServerState, folder: Path) -> ClusteringAggregator:
     aggregator = ClusteringAggregator(describe_method(method), MODEL)
-    crowd = [Participant(d.name, "site", len(d.train)) for d in people()]
+    crowd = [Participant(d.name, "site", len(d.train)) for d in host_people()]
     equipment = Equipment(Recorder(folder, {}, MODEL))
     start = Start(crowd, Checkpoints(), Checkpoint(resumed, Progress()))
     aggregator.begin(start, ServerSettings(5), TrainSettings(), equipment, FLContext())
@@ -322,7 +322,7 @@ def begin(method: Method, resumed: ServerState, folder: Path) -> ClusteringAggre
 
 
 def test_a_split_run_goes_on_with_its_tree(tmp_path: Path) -> None:
-    state = play(SPLITS_ALWAYS, 3, sample=4)[-1].after
+    state = play_rounds(SPLITS_ALWAYS, 3, sample=4)[-1].after
     store = Store(tmp_path / "state")
     store.save(state.round, state.bank, state_metadata(state))
     layout = untrained(make_model, 0, 0).layout
@@ -335,7 +335,7 @@ def test_a_split_run_goes_on_with_its_tree(tmp_path: Path) -> None:
 
 
 def test_a_run_of_another_method_is_refused(tmp_path: Path) -> None:
-    state = play(WeCFL(k=2), 2)[-1].after
+    state = play_rounds(WeCFL(k=2), 2)[-1].after
     with pytest.raises(ConfigError, match=r"a run of another method: its state has no \['settled', 'splits'\]"):
         begin(SPLITS_ALWAYS, state, tmp_path)
     with pytest.raises(ConfigError, match="its 'cluster-0' does not fit"):
@@ -344,7 +344,7 @@ def test_a_run_of_another_method_is_refused(tmp_path: Path) -> None:
 
 def test_a_resumed_job_keeps_its_best_round_its_patience_and_what_was_refused(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
-    fl_ctx = fl_context(kit(tmp_path / "server", False), "server")
+    fl_ctx = fl_context(write_kit(tmp_path / "server", False), "server")
     first, results = ClusterModelPersistor("ward"), tmp_path / "first"
     assert first.open(LAYOUT, results, fl_ctx) is None
     progress = Progress(rejected=Counter(metric=3), best={"round": 2, "value": 0.9}, watched={"round": 1, "value": 0.8})

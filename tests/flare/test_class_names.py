@@ -13,12 +13,15 @@ from cfl_flare.core.errors import BudgetError, ColumnsError, ConfigError
 from cfl_flare.data import ParticipantData, Samples, SiteData
 from cfl_flare.flare.class_names import compare_classes, names_to_state, settle_classes
 from cfl_flare.flare.schema import CLASSES
-from tests.helpers.kits import JOB, answer, check_in, executor, kit
+from tests.helpers.files import write_npz
+from tests.helpers.kits import JOB, answer, ask_check_in, make_executor, write_kit
 
 ABC = ("a", "b", "c")
 
 
-def hosted(y: np.ndarray, classes: tuple[str, ...], patient: np.ndarray | None = None) -> dict[str, ParticipantData]:
+def host_labels(
+    y: np.ndarray, classes: tuple[str, ...], patient: np.ndarray | None = None
+) -> dict[str, ParticipantData]:
     samples = Samples(np.zeros((len(y), 1), np.float32), y, patient=patient, classes=classes)
     return {"site": ParticipantData("site", samples, samples.take(np.arange(0)))}
 
@@ -76,11 +79,11 @@ def test_a_job_states_the_names_of_its_source(tmp_path):
 def test_a_rare_class_is_not_named():
     y = np.repeat([0, 1, 2], [10, 5, 4])
     with pytest.raises(ColumnsError, match="class 'c' has 4 patients, and its name is not stated of fewer than 5; set"):
-        names_to_state(hosted(y, ABC), (), has_dp=False, is_simulation=False)
-    assert names_to_state(hosted(y, ABC), ABC, has_dp=True, is_simulation=False) == ABC
-    assert names_to_state(hosted(y, ABC), (), has_dp=True, is_simulation=True) == ABC
-    assert names_to_state(hosted(y[:15], ("a", "b")), (), has_dp=False, is_simulation=False) == ("a", "b")
-    assert names_to_state(hosted(y, ()), (), has_dp=True, is_simulation=False) == ()
+        names_to_state(host_labels(y, ABC), (), has_dp=False, is_simulation=False)
+    assert names_to_state(host_labels(y, ABC), ABC, has_dp=True, is_simulation=False) == ABC
+    assert names_to_state(host_labels(y, ABC), (), has_dp=True, is_simulation=True) == ABC
+    assert names_to_state(host_labels(y[:15], ("a", "b")), (), has_dp=False, is_simulation=False) == ("a", "b")
+    assert names_to_state(host_labels(y, ()), (), has_dp=True, is_simulation=False) == ()
     assert names_to_state({}, (), has_dp=True, is_simulation=False) == ()
 
 
@@ -88,8 +91,8 @@ def test_patients_are_counted_and_not_their_samples():
     y = np.repeat([0, 1], [10, 10])
     patient = np.array([*range(10), *[77] * 10])
     with pytest.raises(ColumnsError, match="class 'b' has 1 patients"):
-        names_to_state(hosted(y, ("a", "b"), patient), (), has_dp=False, is_simulation=False)
-    parts = hosted(y, ("a", "b"), patient=np.array([*range(13), 0, 1, 2, 3, 4, 5, 6]))["site"]
+        names_to_state(host_labels(y, ("a", "b"), patient), (), has_dp=False, is_simulation=False)
+    parts = host_labels(y, ("a", "b"), patient=np.array([*range(13), 0, 1, 2, 3, 4, 5, 6]))["site"]
     again = ParticipantData("site", parts.train, parts.train.take(np.arange(10, 20)))
     assert names_to_state({"site": again}, (), has_dp=False, is_simulation=False) == ("a", "b")
     three = parts.train.take(np.array([*range(10), 10, 11, 12]))
@@ -98,13 +101,13 @@ def test_patients_are_counted_and_not_their_samples():
         names_to_state({"site": again}, (), has_dp=False, is_simulation=False)
     findings = np.array([[1, 0]] * 6 + [[1, 1]] * 2)
     with pytest.raises(ColumnsError, match="class 'b' has 2 patients"):
-        names_to_state(hosted(findings, ("a", "b")), (), has_dp=False, is_simulation=False)
+        names_to_state(host_labels(findings, ("a", "b")), (), has_dp=False, is_simulation=False)
 
 
 def test_names_from_the_data_are_not_stated_with_dp():
     y = np.repeat([0, 1], [10, 10])
     with pytest.raises(BudgetError, match="with dp, names of classes that folders, arrays or rows give would not be"):
-        names_to_state(hosted(y, ("a", "b")), (), has_dp=True, is_simulation=False)
+        names_to_state(host_labels(y, ("a", "b")), (), has_dp=True, is_simulation=False)
 
 
 def words(path: Path, rare: int) -> Path:
@@ -112,7 +115,7 @@ def words(path: Path, rare: int) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     labels = np.array(["benign"] * 10 + ["malignant"] * 10 + ["other"] * rare)
     images = np.zeros((len(labels), 4, 4), np.uint8)
-    np.savez(path, train_images=images, train_labels=labels, test_images=images[:20], test_labels=labels[:20])
+    write_npz(path, images, labels, images[:20], labels[:20])
     return path
 
 
@@ -129,8 +132,8 @@ def words(path: Path, rare: int) -> Path:
 def test_a_site_states_names_or_a_code(tmp_path, monkeypatch, rare, classes, said):
     monkeypatch.setenv("CFL_DATA", str(words(tmp_path / "data" / "ward.npz", rare)))
     model = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 4, 4], "num_classes": 3}}
-    site = executor(SiteData(classes=classes), model=model)
+    site = make_executor(SiteData(classes=classes), model=model)
     job = {**JOB, "model": model}
-    content = answer(site, check_in(job=job), kit(tmp_path / "kit"))
+    content = answer(site, ask_check_in(job=job), write_kit(tmp_path / "kit"))
     assert (content.get(CLASSES) or content.get("error")) == said
     assert "benign" not in str(content) or CLASSES in content

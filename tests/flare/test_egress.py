@@ -32,14 +32,16 @@ from cfl_flare.methods import FedAvg, Participant, Update
 from cfl_flare.training.bootstrap import DRAWS, Replicates
 from cfl_flare.training.membership import Counts
 from cfl_flare.training.tasks import Classification
-from tests.helpers.kits import JOB, SITE, answer, check_in, context, executor, kit, npz
+from tests.helpers.kits import JOB, SITE, answer, ask_check_in, context, make_executor, write_kit, write_kit_npz
 from tests.helpers.tiny import LAYOUT, coin, initial, update
+
+pytestmark = pytest.mark.usefixtures("state_root")
 
 STEPS = MetaKey.NUM_STEPS_CURRENT_ROUND
 METRICS = {"served_accuracy": 0.8734, "served_macro_f1": 0.5, "served_loss": 1.7, "trained_loss": 0.1}
 
 
-def filtered(**settings):
+def filter_answers(**settings):
     answers = [
         Result("a", update("a", 137, "global", 1, 2), {"metrics": METRICS}),
         Result("b", update("b", 3, "global", 3, 4), {"metrics": {}}),
@@ -49,14 +51,14 @@ def filtered(**settings):
 
 
 def test_by_default_all_passes():
-    found = filtered()
+    found = filter_answers()
     said = wire.content_of(found.meta)["results"]
     assert said["a"]["metrics"] == METRICS
     assert said["a"]["samples"] == 137
 
 
 def test_metrics_are_withheld_or_rounded_and_counts_are_coarse_wherever_they_stand():
-    found = filtered(withhold=["loss"], round_to=0.05, samples_step=50)
+    found = filter_answers(withhold=["loss"], round_to=0.05, samples_step=50)
     content = wire.content_of(found.meta)
     assert content["round"] == 4
     assert content["results"]["a"]["metrics"] == {"served_accuracy": 0.85, "served_macro_f1": 0.5}
@@ -113,7 +115,7 @@ def test_what_is_no_answer_passes():
     assert EgressFilter(samples_step=9).process(reply, FLContext()) is reply
 
 
-class Plain(DXOFilter):
+class UnrelatedFilter(DXOFilter):
     """A filter of no concern."""
 
     def process_dxo(self, dxo, shareable, fl_ctx):
@@ -121,12 +123,12 @@ class Plain(DXOFilter):
 
 
 # As FLARE's own, which cannot be imported without tenseal.
-Encryptor = type("HEModelEncryptor", (Plain,), {"__module__": "nvflare.app_opt.he.model_encryptor"})
+Encryptor = type("HEModelEncryptor", (UnrelatedFilter,), {"__module__": "nvflare.app_opt.he.model_encryptor"})
 
 
 @pytest.mark.parametrize("where", ["job", "site"])
 def test_homomorphic_encryption_is_refused_with_the_reason(where):
-    context, filters = FLContext(), [Plain([], []), Encryptor([], [])]
+    context, filters = FLContext(), [UnrelatedFilter([], []), Encryptor([], [])]
     runner = SimpleNamespace(task_result_filters={f"{wire.TRAIN_TASK}/out": filters if where == "job" else []})
     context.set_prop(FLContextKey.RUNNER, runner)
     context.set_prop(FLContextKey.SCOPE_OBJECT, SimpleNamespace(task_result_filters={"out": []}))
@@ -152,7 +154,7 @@ def test_refusals(settings, message):
 
 
 def test_all_metrics_are_withheld_by_a_star_and_a_script_s_own_by_their_names():
-    assert wire.content_of(filtered(withhold=["*"]).meta)["results"]["a"]["metrics"] == {}
+    assert wire.content_of(filter_answers(withhold=["*"]).meta)["results"]["a"]["metrics"] == {}
     answer = FLModel(metrics={"val/dice": 0.5, "auc": 0.7})
     odd = {"dice": np.float32(0.7213), "nan": float("nan"), "array": np.array(0.7213)}
     sent = EgressFilter(round_to=0.05).process(FLModelUtils.to_shareable(FLModel(metrics=odd)), FLContext())
@@ -211,11 +213,11 @@ def test_a_site_with_a_bound_on_attacks_takes_part_where_it_can_be_checked(
     tmp_path, monkeypatch, caplog, training, bound, tests, reason
 ):
     policy = {} if bound is None else {"max_tpr_at_1pct_fpr": bound}
-    folder, settings = kit(tmp_path / "kit", True, **policy), {"local_steps": 1, **training}
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz", tests=tests)))
+    folder, settings = write_kit(tmp_path / "kit", True, **policy), {"local_steps": 1, **training}
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "ward.npz", tests=tests)))
     with caplog.at_level("INFO"):
-        site = executor(SiteData(), training=marked(settings))
-        said = answer(site, check_in(job={**JOB, "training": settings}), folder)
+        site = make_executor(SiteData(), training=marked(settings))
+        said = answer(site, ask_check_in(job={**JOB, "training": settings}), folder)
     if reason is None:
         assert "participants" in said
     else:
@@ -225,13 +227,13 @@ def test_a_site_with_a_bound_on_attacks_takes_part_where_it_can_be_checked(
 @pytest.mark.parametrize("told", [0, 20])
 def test_a_site_objects_above_its_own_bound_alone(tmp_path, monkeypatch, told):
     training, counts = {"local_steps": 1, "membership": 2}, Counts(told, 20, 0, 40)
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz", tests=40)))
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "ward.npz", tests=40)))
     monkeypatch.setattr("cfl_flare.training.membership.counted", lambda members, others: counts)
     question = {"shadow_models": 2, "models": [["global", ["global"], "logits", []]]}
     task = Task(("global",), False, True, questions={"membership": question}, models=("global",))
-    folder = kit(tmp_path / "kit", max_tpr_at_1pct_fpr=0.5, min_membership=2)
-    site = executor(SiteData(), training=marked(training))
-    assert "participants" in answer(site, check_in(job={**JOB, "training": training}), folder)
+    folder = write_kit(tmp_path / "kit", max_tpr_at_1pct_fpr=0.5, min_membership=2)
+    site = make_executor(SiteData(), training=marked(training))
+    assert "participants" in answer(site, ask_check_in(job={**JOB, "training": training}), folder)
     sent = site._site.carry_out(SITE, task, {"global": site._site.runtime.initial(0)}, 1).answers["membership"]
     of_each = {"loss": list(counts.numbers), "likelihood_ratio": list(counts.numbers)}
     assert sent == {"models": {"global": of_each}, "objects": told == 20}
@@ -240,22 +242,22 @@ def test_a_site_objects_above_its_own_bound_alone(tmp_path, monkeypatch, told):
 @pytest.mark.parametrize(("real", "bins", "sends"), [(True, 10, False), (False, 10, True), (True, 0, False)])
 def test_a_small_test_split_at_a_real_site_keeps_its_histograms(tmp_path, monkeypatch, caplog, real, bins, sends):
     """It has 20 samples, of which each is nearly readable in them."""
-    folder, training = kit(tmp_path / "kit", real), {"local_steps": 1, "score_bins": bins}
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
-    site = executor(SiteData(), training=marked(training))
+    folder, training = write_kit(tmp_path / "kit", real), {"local_steps": 1, "score_bins": bins}
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "ward.npz")))
+    site = make_executor(SiteData(), training=marked(training))
     with caplog.at_level("INFO"):
-        assert "participants" in answer(site, check_in(job={**JOB, "training": training}), folder)
+        assert "participants" in answer(site, ask_check_in(job={**JOB, "training": training}), folder)
     assert ("no histograms of scores are sent, of fewer than 30 test samples" in caplog.text) == (real and bins > 0)
     result = site._site.carry_out(SITE, Task(("global",), False, True), {"global": site._site.runtime.initial(0)}, 1)
     assert "served_accuracy" in result.metrics
     assert ("scores" in result.answers) == sends
 
 
-class Site:
+class FilteredSite:
     """A job's two filters at a site."""
 
     def __init__(self, folder, private="head", run_name="ward", **more):
-        self.fl_ctx = context(kit(folder))
+        self.fl_ctx = context(write_kit(folder))
         self.filters = {}
         for chain in (FilterChainType.TASK_DATA_CHAIN, FilterChainType.TASK_RESULT_CHAIN):
             self.filters[chain] = PrivateArrays(private, run_name, **more)
@@ -276,14 +278,8 @@ class Site:
         return self.through(FilterChainType.TASK_RESULT_CHAIN, arrays, task, kind)
 
 
-@pytest.fixture(autouse=True)
-def state(tmp_path, monkeypatch):
-    monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
 def test_a_site_goes_on_with_the_arrays_that_it_trained_last(tmp_path):
-    site = Site(tmp_path / "kit")
+    site = FilteredSite(tmp_path / "kit")
     assert site.receives(body=1, head=1) == {"body": 1, "head": 1}
     assert site.sends(body=2, head=5) == {"body": 2}
     assert site.receives(body=3, head=1) == {"body": 3, "head": 5}
@@ -293,7 +289,7 @@ def test_a_site_goes_on_with_the_arrays_that_it_trained_last(tmp_path):
 
 
 def test_a_difference_is_added_to_what_was_put_in(tmp_path):
-    site = Site(tmp_path / "kit")
+    site = FilteredSite(tmp_path / "kit")
     site.receives(body=1, head=4)
     assert site.sends(kind=DataKind.WEIGHT_DIFF, body=1, head=1) == {"body": 1}
     assert site.receives(body=1, head=4) == {"body": 1, "head": 5}
@@ -301,14 +297,14 @@ def test_a_difference_is_added_to_what_was_put_in(tmp_path):
 
 @pytest.mark.parametrize("task", [EVALUATE, SUBMIT])
 def test_what_leaves_by_another_task_is_taken_out_and_not_kept(tmp_path, task):
-    site = Site(tmp_path / "kit")
+    site = FilteredSite(tmp_path / "kit")
     site.receives(body=1, head=4)
     assert site.sends(task, body=1, head=9) == {"body": 1}
     assert site.receives(task, body=1, head=1)["head"] == 4
 
 
 def test_tensors_stay_tensors(tmp_path):
-    site = Site(tmp_path / "kit", private=["head"])
+    site = FilteredSite(tmp_path / "kit", private=["head"])
     site.receives(body=torch.ones(2), head=torch.ones(2))
     site.sends(body=torch.ones(2), head=7 * torch.ones(2))
     sent = DXO(DataKind.WEIGHTS, {"body": torch.ones(2)}).to_shareable()
@@ -316,18 +312,20 @@ def test_tensors_stay_tensors(tmp_path):
     assert torch.equal(found["head"], 7 * torch.ones(2))
 
 
-def test_a_job_begins_without_arrays_of_another_unless_it_resumes_that(tmp_path, state):
-    first = Site(tmp_path / "first")
+def test_a_job_begins_without_arrays_of_another_unless_it_resumes_that(tmp_path, state_root):
+    first = FilteredSite(tmp_path / "first")
     first.receives(body=1, head=1)
     first.sends(body=1, head=5)
-    assert Site(tmp_path / "resumed", run_name="later", resume_from="ward").receives(body=1, head=1)["head"] == 5
-    assert Site(tmp_path / "again", resume_from="ward").receives(body=1, head=1)["head"] == 5
-    assert Site(tmp_path / "fresh").receives(body=1, head=1)["head"] == 1
-    assert (state / "ward" / "site-1" / "previous-private.safetensors").is_file()
+    assert (
+        FilteredSite(tmp_path / "resumed", run_name="later", resume_from="ward").receives(body=1, head=1)["head"] == 5
+    )
+    assert FilteredSite(tmp_path / "again", resume_from="ward").receives(body=1, head=1)["head"] == 5
+    assert FilteredSite(tmp_path / "fresh").receives(body=1, head=1)["head"] == 1
+    assert (state_root / "ward" / "site-1" / "previous-private.safetensors").is_file()
 
 
 def test_private_arrays_that_do_not_fit_are_refused(tmp_path):
-    site = Site(tmp_path / "kit")
+    site = FilteredSite(tmp_path / "kit")
     with pytest.raises(ConfigError, match="private = 'head' matches none of body; name arrays"):
         site.receives(body=1)
     with pytest.raises(ConfigError, match="is not a regular expression"):
@@ -338,11 +336,11 @@ def test_private_arrays_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_what_a_site_keeps_never_leaves_by_a_job_that_names_less(tmp_path):
-    ward = Site(tmp_path / "one", private=["fc1", "fc2"], run_name="ward")
+    ward = FilteredSite(tmp_path / "one", private=["fc1", "fc2"], run_name="ward")
     ward.receives(body=1, fc1=1, fc2=1)
     ward.sends(body=1, fc1=7, fc2=8)
     for name in ("ward", "theft"):
-        other = Site(tmp_path / name, private=["fc1"], run_name=name, resume_from="ward")
+        other = FilteredSite(tmp_path / name, private=["fc1"], run_name=name, resume_from="ward")
         with pytest.raises(ConfigError, match=r"has kept 'fc2' for itself, and private = .* would let it leave"):
             other.receives(body=1, fc1=0, fc2=0)
         with pytest.raises(ConfigError, match="has kept 'fc2' for itself"):
@@ -350,13 +348,13 @@ def test_what_a_site_keeps_never_leaves_by_a_job_that_names_less(tmp_path):
 
 
 def test_only_the_model_s_own_names_leave(tmp_path):
-    site = Site(tmp_path / "kit", private=["head"], run_name="wrapped", travels=["body"])
+    site = FilteredSite(tmp_path / "kit", private=["head"], run_name="wrapped", travels=["body"])
     site.receives(body=1, head=1)
     assert site.sends(**{"body": 2, "module.head": 5, "_orig_mod.head": 5, "module.body": 2}) == {"body": 2}
 
 
 def test_a_private_array_of_another_shape_or_in_bfloat16(tmp_path):
-    site = Site(tmp_path / "kit", private="head", run_name="shapes")
+    site = FilteredSite(tmp_path / "kit", private="head", run_name="shapes")
     site.receives(body=1, head=1)
     site.sends(body=1, head=np.ones(3, np.float32))
     assert site.receives(body=1, head=0)["head"] == 1  # what was kept before stays
@@ -438,31 +436,37 @@ def test_draws_are_kept_with_the_result():
     assert server.round.results["a"].answers["bootstrap"] == Replicates(9, VALUES)
 
 
-def values(**own: Any) -> Change:
+def set_values(**own: Any) -> Change:
     return lambda said: said["values"].update({f"served_{name}": value for name, value in own.items()})
 
 
 FORGED: dict[str, tuple[Change, str]] = {
     "one too many": (
-        values(loss=[1.0] * 51),
+        set_values(loss=[1.0] * 51),
         "draws of served_loss should be a list of 50, as the job asks with bootstrap, not 51",
     ),
-    "one too few": (values(loss=[1.0] * 49), "should be a list of 50, as the job asks with bootstrap, not 49 values"),
-    "none": (values(loss=[]), "draws of served_loss should be a list of 50, .*, not 0 values"),
-    "a million": (values(loss=[1.0] * 10**6), "should be a list of 50, .*, not 1000000 values"),
-    "no list": (values(loss={"0": 1.0}), "should be a list of 50, .*, not {"),
-    "NaN": (values(loss=[float("nan")] * 50), r"a draw of served_loss is nan, and should be a number in \[0, 1e\+09\]"),
-    "infinity": (values(loss=[float("inf")] * 50), "is inf, and should be"),
+    "one too few": (
+        set_values(loss=[1.0] * 49),
+        "should be a list of 50, as the job asks with bootstrap, not 49 values",
+    ),
+    "none": (set_values(loss=[]), "draws of served_loss should be a list of 50, .*, not 0 values"),
+    "a million": (set_values(loss=[1.0] * 10**6), "should be a list of 50, .*, not 1000000 values"),
+    "no list": (set_values(loss={"0": 1.0}), "should be a list of 50, .*, not {"),
+    "NaN": (
+        set_values(loss=[float("nan")] * 50),
+        r"a draw of served_loss is nan, and should be a number in \[0, 1e\+09\]",
+    ),
+    "infinity": (set_values(loss=[float("inf")] * 50), "is inf, and should be"),
     "out of range": (
-        values(accuracy=[1.5] * 50),
+        set_values(accuracy=[1.5] * 50),
         r"a draw of served_accuracy is 1\.5, and should be a number in \[0, 1\]",
     ),
-    "text": (values(accuracy=["\x1b[2J"] * 50), "a draw of served_accuracy is"),
-    "True": (values(accuracy=[True] * 50), "a draw of served_accuracy is True"),
-    "lists": (values(accuracy=[[[[]]]] * 50), "a draw of served_accuracy is"),
-    "nobody's measure": (values(wealth=[1.0] * 50), "draws of 'served_wealth', which it does not report"),
+    "text": (set_values(accuracy=["\x1b[2J"] * 50), "a draw of served_accuracy is"),
+    "True": (set_values(accuracy=[True] * 50), "a draw of served_accuracy is True"),
+    "lists": (set_values(accuracy=[[[[]]]] * 50), "a draw of served_accuracy is"),
+    "nobody's measure": (set_values(wealth=[1.0] * 50), "draws of 'served_wealth', which it does not report"),
     "a measure without its value": (
-        values(macro_f1=[1.0] * 50),
+        set_values(macro_f1=[1.0] * 50),
         "a: it has draws of 'served_macro_f1', which it does not",
     ),
     "of training": (

@@ -46,12 +46,12 @@ def here(tmp_path, monkeypatch):
     Path("client.py").write_text("")
 
 
-def recipe(**settings) -> ClusteredRecipe:
+def make_site_recipe(**settings) -> ClusteredRecipe:
     values = {"name": "job", "method": "wecfl:k=2", "model": MLP((1, 8, 8), 10), "data": SiteData("/data/all.npz")}
     return ClusteredRecipe(**{**values, "num_rounds": 3, "min_clients": 2, **settings})
 
 
-def exported(job: ClusteredRecipe, app: str = "app") -> tuple[dict, dict]:
+def export_configs(job: ClusteredRecipe, app: str = "app") -> tuple[dict, dict]:
     """The server's and the sites' config."""
     job.export("jobs")
     files = {path.stem: json.loads(path.read_text()) for path in Path("jobs/job").glob("app*/config/*.json")}
@@ -59,13 +59,13 @@ def exported(job: ClusteredRecipe, app: str = "app") -> tuple[dict, dict]:
     return files["config_fed_server"], own
 
 
-def executor(config: dict) -> dict:
+def get_executor_args(config: dict) -> dict:
     return config["executors"][0]["executor"]["args"]
 
 
 def test_settings_reach_the_job(tmp_path):
     torch.save(MLP((1, 8, 8), 10).state_dict(), "start.pt")
-    job = recipe(
+    job = make_site_recipe(
         initial_ckpt="start.pt",
         key_metric="loss",
         key_metric_mode="min",
@@ -77,7 +77,7 @@ def test_settings_reach_the_job(tmp_path):
         client_memory_gc_rounds=3,
         cuda_empty_cache=True,
     )
-    server, client = exported(job)
+    server, client = export_configs(job)
     controller = server["workflows"][0]["args"]
     wanted = {"key_metric": "loss", "key_metric_mode": "min", "stop_cond": "accuracy >= 0.8", "patience": 4}
     wanted |= {"cross_site_evaluation": True, "memory_gc_rounds": 2}
@@ -85,7 +85,7 @@ def test_settings_reach_the_job(tmp_path):
     (aggregator,) = (c["args"] for c in server["components"] if c["id"] == "aggregator")
     assert aggregator["initial_ckpt"] == "start.pt"
     assert Path("jobs/job/app/custom/start.pt").is_file()
-    assert (executor(client)["memory_gc_rounds"], executor(client)["cuda_empty_cache"]) == (3, True)
+    assert (get_executor_args(client)["memory_gc_rounds"], get_executor_args(client)["cuda_empty_cache"]) == (3, True)
     leaving, _ = client["task_result_filters"]
     assert [chain["tasks"] for chain in client["task_result_filters"]] == [["check"], ["train"]]
     assert leaving["filters"][0]["path"].endswith(".ExcludeVars")
@@ -95,8 +95,8 @@ def test_settings_reach_the_job(tmp_path):
 
 def test_how_a_script_s_process_is_launched_is_flare_s():
     waiting = {"launch_once": False, "launch_timeout": 60.0, "shutdown_timeout": 5.0}
-    _, client = exported(recipe(**SCRIPT, launch_external_process=True, **waiting))
-    assert waiting.items() <= executor(client).items()
+    _, client = export_configs(make_site_recipe(**SCRIPT, launch_external_process=True, **waiting))
+    assert waiting.items() <= get_executor_args(client).items()
 
 
 def test_what_flare_s_recipe_takes_is_there_or_refused_by_name():
@@ -111,10 +111,10 @@ def test_what_flare_s_recipe_takes_is_there_or_refused_by_name():
 
 def test_the_server_has_a_run_of_its_own_where_flare_opens_one_for_each_site():
     pytest.importorskip("mlflow", reason="FLARE's receiver imports it")
-    job = recipe()
+    job = make_site_recipe()
     add_experiment_tracking(job, "mlflow", {"tracking_uri": "http://localhost:5000"})
     for _ in range(2):  # as when a job is exported and then run
-        server, _ = exported(job)
+        server, _ = export_configs(job)
     receiver, own = [c for c in server["components"] if c["id"] in ("receiver", "server_run")]
     assert own["args"]["receiver"]["path"] == receiver["path"]
     assert own["args"]["receiver"]["args"] == {**receiver["args"], "events": ["analytix_log_stats"]}
@@ -123,18 +123,18 @@ def test_the_server_has_a_run_of_its_own_where_flare_opens_one_for_each_site():
 
 
 def test_a_filter_on_one_of_a_script_s_tasks_covers_the_other_and_one_on_no_named_task_covers_all():
-    job = recipe(**SCRIPT)
+    job = make_site_recipe(**SCRIPT)
     job.add_client_output_filter(PercentilePrivacy(), tasks=["train"])
     job.add_client_output_filter(SVTPrivacy())
-    _, client = exported(job)
+    _, client = export_configs(job)
     chains = {chain["tasks"][0]: [f["path"].rpartition(".")[2] for f in chain["filters"]] for chain in filters(client)}
     assert chains == {
         "train": ["PercentilePrivacy", "SVTPrivacy"],
         "validate": ["ExcludeVars", "PercentilePrivacy", "SVTPrivacy"],
     }
-    job = recipe()
+    job = make_site_recipe()
     job.add_client_output_filter(PercentilePrivacy(), tasks=["train"])
-    assert [chain["tasks"] for chain in filters(exported(job)[1])] == [["train"]]
+    assert [chain["tasks"] for chain in filters(export_configs(job)[1])] == [["train"]]
 
 
 def filters(client: dict) -> list[dict]:
@@ -142,7 +142,7 @@ def filters(client: dict) -> list[dict]:
 
 
 def test_a_checkpoint_at_the_server_is_not_carried():
-    server, _ = exported(recipe(initial_ckpt="/at/the/server.safetensors"))
+    server, _ = export_configs(make_site_recipe(initial_ckpt="/at/the/server.safetensors"))
     (aggregator,) = (c["args"] for c in server["components"] if c["id"] == "aggregator")
     assert aggregator["initial_ckpt"] == "/at/the/server.safetensors"
     assert not Path("jobs/job/app/custom").exists()
@@ -152,25 +152,25 @@ def test_what_breaks_a_site_s_connection_is_said_at_the_export_and_refused_for_a
     model = MLP((1, 8, 8), 10, hidden=(2000, 600))
     torch.save(model.state_dict(), "start.pt")
     says = r"the job carries files of 5\.[34] MB, and start\.pt alone has 5\.[34] MB; FLARE's connections by http"
-    exported(recipe(model=model, initial_ckpt="start.pt"))
+    export_configs(make_site_recipe(model=model, initial_ckpt="start.pt"))
     assert re.search(says, caplog.text)
     with pytest.raises(ConfigError, match="recipe: the job carries files of"):
-        recipe(model=model, initial_ckpt="start.pt").process_env(PocEnv(num_clients=2))
+        make_site_recipe(model=model, initial_ckpt="start.pt").process_env(PocEnv(num_clients=2))
     caplog.clear()
-    job = recipe(model=model, initial_ckpt="start.pt")
+    job = make_site_recipe(model=model, initial_ckpt="start.pt")
     set_per_site_config(job, {"site-1": {}, "site-2": {}})
-    exported(job, "app_site-1")  # the server alone has it
+    export_configs(job, "app_site-1")  # the server alone has it
     assert Path("jobs/job/app_server/custom/start.pt").is_file()
-    exported(recipe(byoc=True))
+    export_configs(make_site_recipe(byoc=True))
     assert "MB" not in caplog.text
 
 
 def test_each_site_has_its_own_data_and_device():
-    job = recipe()
+    job = make_site_recipe()
     own = {"site-1": {"data_args": {"path": "/ward/1.npz"}, "device": "cuda:0"}, "site-2": {"data": Digits()}}
     set_per_site_config(job, own)
-    first = executor(exported(job, "app_site-1")[1])
-    second = executor(json.loads(Path("jobs/job/app_site-2/config/config_fed_client.json").read_text()))
+    first = get_executor_args(export_configs(job, "app_site-1")[1])
+    second = get_executor_args(json.loads(Path("jobs/job/app_site-2/config/config_fed_client.json").read_text()))
     assert first["source"]["args"]["path"] == "/ward/1.npz" and first["device"] == "cuda:0"
     assert first["source"]["class_path"].endswith(".SiteData")
     assert second["source"]["class_path"].endswith(".Digits")
@@ -180,7 +180,7 @@ def test_each_site_has_its_own_data_and_device():
 
 
 def test_sites_with_settings_of_their_own_are_named_to_the_simulator():
-    job = recipe()
+    job = make_site_recipe()
     set_per_site_config(job, {"site-1": {}, "site-2": {"torch_threads": 2}})
     with pytest.raises(ConfigError, match=r"name them: SimEnv\(clients=\['site-1', 'site-2'\]\)"):
         job.check_env(SimEnv(num_clients=2))
@@ -188,8 +188,8 @@ def test_sites_with_settings_of_their_own_are_named_to_the_simulator():
 
 
 def test_private_arrays_are_named_to_the_sites_before_any_other_filter():
-    job = recipe(**SCRIPT, exclude_vars="bias", private="head", resume_from="earlier")
-    client = exported(job)[1]
+    job = make_site_recipe(**SCRIPT, exclude_vars="bias", private="head", resume_from="earlier")
+    client = export_configs(job)[1]
     for chains in (client["task_data_filters"], client["task_result_filters"]):
         assert {task for chain in chains for task in chain["tasks"]} == {"train", "validate"}
         for chain in chains:
@@ -206,34 +206,34 @@ def test_private_arrays_are_named_to_the_sites_before_any_other_filter():
 def test_the_default_poc_of_two_sites_has_a_model(monkeypatch, caplog):
     """Real sites' defaults would end its job before the first round; an exported job keeps them, and says so."""
     monkeypatch.setattr(PocEnv, "deploy", lambda self, job: job.export_job("poc") or "id")
-    recipe(**SCRIPT).run(PocEnv())
+    make_site_recipe(**SCRIPT).run(PocEnv())
     assert "PocEnv: all sites are on this machine, so this run has min_sites_per_cluster = 1, " in caplog.text
     controller = json.loads(Path("poc/job/app/config/config_fed_server.json").read_text())["workflows"][0]["args"]
     trusting = {"min_sites_per_cluster": 1, "min_samples_per_cluster": 1, "max_weight_share": 1.0}
     assert trusting.items() <= controller.items() and "may start with" not in caplog.text
-    recipe(**SCRIPT, max_weight_share=0.75).run(PocEnv())
+    make_site_recipe(**SCRIPT, max_weight_share=0.75).run(PocEnv())
     controller = json.loads(Path("poc/job/app/config/config_fed_server.json").read_text())["workflows"][0]["args"]
     assert controller["max_weight_share"] == 0.75
     with pytest.raises(ConfigError, match="num_clients = 2 is less than the job's min_sites_per_cluster = 3"):
-        recipe(**SCRIPT, min_sites_per_cluster=3).run(PocEnv())
-    server, _ = exported(recipe(**SCRIPT))
+        make_site_recipe(**SCRIPT, min_sites_per_cluster=3).run(PocEnv())
+    server, _ = export_configs(make_site_recipe(**SCRIPT))
     assert not trusting.keys() & server["workflows"][0]["args"].keys()
     assert "job job may start with 2 sites (min_clients), and a model needs 3 at real sites" in caplog.text
-    recipe(**SCRIPT).export("jobs", env=PocEnv())  # it may be submitted anywhere
+    make_site_recipe(**SCRIPT).export("jobs", env=PocEnv())  # it may be submitted anywhere
     assert caplog.text.count("may start with 2 sites") == 2
-    recipe(**SCRIPT, **trusting).export("jobs")
-    recipe(**SCRIPT).export("jobs", env=SimEnv(num_clients=2))
+    make_site_recipe(**SCRIPT, **trusting).export("jobs")
+    make_site_recipe(**SCRIPT).export("jobs", env=SimEnv(num_clients=2))
     assert caplog.text.count("may start with 2 sites") == 2
 
 
 def test_each_site_has_its_own_script_arguments():
-    job = recipe(**SCRIPT, exclude_vars="bias", client_memory_gc_rounds=1)
+    job = make_site_recipe(**SCRIPT, exclude_vars="bias", client_memory_gc_rounds=1)
     set_per_site_config(job, {"site-1": {"train_args": "--lr 0.5"}, "site-2": {}})
-    first = exported(job, "app_site-1")[1]
+    first = export_configs(job, "app_site-1")[1]
     second = json.loads(Path("jobs/job/app_site-2/config/config_fed_client.json").read_text())
     assert "--lr 0.5" in json.dumps(first) and "--lr 0.1" in json.dumps(second)
     assert first["executors"][0]["tasks"] == second["executors"][0]["tasks"] == ["train", "validate"]
-    assert executor(first)["memory_gc_rounds"] == 1
+    assert get_executor_args(first)["memory_gc_rounds"] == 1
     assert first["task_result_filters"] == second["task_result_filters"]
 
 
@@ -262,7 +262,7 @@ def test_each_site_has_its_own_script_arguments():
 )
 def test_refusals(settings, says):
     with pytest.raises(ConfigError, match=says):
-        recipe(**settings)
+        make_site_recipe(**settings)
 
 
 @pytest.mark.parametrize(
@@ -287,13 +287,13 @@ def test_refusals(settings, says):
     ],
 )
 def test_per_site_refusals(settings, config, says):
-    job = recipe(**settings)
+    job = make_site_recipe(**settings)
     with pytest.raises(ConfigError, match=says):
         set_per_site_config(job, config)
 
 
 def test_a_script_s_accuracy_may_be_in_per_cent():
-    recipe(**SCRIPT, stop_cond="accuracy >= 80")
+    make_site_recipe(**SCRIPT, stop_cond="accuracy >= 80")
 
 
 def test_series_are_named_by_what_they_are():
@@ -304,7 +304,7 @@ def test_series_are_named_by_what_they_are():
 
 def test_a_tied_weight_is_excluded_under_both_of_its_names():
     tied = {"class_path": "tests.core.test_params.Tied"}
-    _, client = exported(recipe(**SCRIPT, model=tied, method="fedavg", exclude_vars="embed"))
+    _, client = export_configs(make_site_recipe(**SCRIPT, model=tied, method="fedavg", exclude_vars="embed"))
     (pattern, *_) = (c["filters"][0]["args"]["exclude_vars"] for c in client["task_result_filters"])
     leaves = [name for name in ("embed.weight", "out.weight", "norm.weight") if not re.search(pattern, name)]
     assert leaves == ["norm.weight"]
@@ -312,51 +312,53 @@ def test_a_tied_weight_is_excluded_under_both_of_its_names():
 
 def test_excluded_arrays_of_a_script_leave_under_no_other_name():
     """Wrappers add prefixes: ``module.`` of DDP, ``_orig_mod.`` of torch.compile."""
-    _, client = exported(recipe(**SCRIPT, method="fedavg", exclude_vars="head"))
+    _, client = export_configs(make_site_recipe(**SCRIPT, method="fedavg", exclude_vars="head"))
     (leaving, *_) = client["task_result_filters"][0]["filters"]
     names = ["body.1.weight", "head.weight", "module.head.weight", "_orig_mod.head.bias", "module.body.1.weight"]
     assert [n for n in names if not re.search(leaving["args"]["exclude_vars"], n)] == ["body.1.weight"]
 
 
 def test_the_format_of_what_travels_reaches_server_and_sites():
-    server, client = exported(recipe(**SCRIPT, server_expected_format="pytorch"))
-    assert executor(client)["server_expected_format"] == "pytorch"
+    server, client = export_configs(make_site_recipe(**SCRIPT, server_expected_format="pytorch"))
+    assert get_executor_args(client)["server_expected_format"] == "pytorch"
     assert server["workflows"][0]["args"]["judge"]["tensors"] is True
     with pytest.raises(
         ConfigError, match="server_expected_format = 'pytorch' sends tensors, which framework = 'numpy'"
     ):
-        recipe(**SCRIPT, method="fedavg", model=[1.0], server_expected_format="pytorch")
+        make_site_recipe(**SCRIPT, method="fedavg", model=[1.0], server_expected_format="pytorch")
 
 
 def test_cfl_flare_s_own_training_needs_all_parameters():
     with pytest.raises(ConfigError, match="leaves out 2 of its 3 parameters"):
-        recipe(model={"class_path": "tests.core.test_params.Adapted"}, method="fedavg")
+        make_site_recipe(model={"class_path": "tests.core.test_params.Adapted"}, method="fedavg")
 
 
 def test_all_parameters_are_compared_where_there_is_no_fully_connected_layer(caplog):
-    recipe(**SCRIPT, model=torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3)), method="wecfl:k=2")
+    make_site_recipe(**SCRIPT, model=torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3)), method="wecfl:k=2")
     assert "the model has no fully connected layer: cluster_on is 'all'" in caplog.text
     with pytest.raises(ConfigError, match="cluster_on = 'head' does not fit the model"):
-        recipe(**SCRIPT, model=torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3)), method="wecfl:k=2,cluster_on=head")
+        make_site_recipe(
+            **SCRIPT, model=torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3)), method="wecfl:k=2,cluster_on=head"
+        )
 
 
 @pytest.mark.parametrize("add", [add_cross_site_evaluation, add_final_global_evaluation])
 @pytest.mark.parametrize("kind", [SCRIPT, {}])
 def test_flare_s_evaluation_of_one_model_is_refused_with_the_setting_for_several(add, kind):
     with pytest.raises(ConfigError, match="this job has several; set cross_site_evaluation = True"):
-        add(recipe(**kind))
+        add(make_site_recipe(**kind))
 
 
 @pytest.mark.parametrize("given", [{"device": "cuda"}, {"torch_threads": 2}, {"evaluate_trained": True}])
 def test_what_the_script_decides_is_refused_beside_it(given):
     with pytest.raises(ConfigError, match=f"recipe: {next(iter(given))}: belongs to the script .* in train_args"):
-        recipe(**SCRIPT, **given)
-    recipe(**given)
+        make_site_recipe(**SCRIPT, **given)
+    make_site_recipe(**given)
 
 
 @pytest.mark.parametrize("kind", [SCRIPT, {}])
 def test_more_clusters_than_sites_are_refused_before_the_job(kind, tmp_path):
-    job = recipe(method="ifca:k=4", **kind)
+    job = make_site_recipe(method="ifca:k=4", **kind)
     with pytest.raises(ConfigError, match=r"SimEnv: num_clients = 3 is less than method ifca's k = 4, .*; lower k"):
         job.execute(SimEnv(num_clients=3, workspace_root=str(tmp_path / "work")))
     assert not (tmp_path / "work").exists()
@@ -365,7 +367,7 @@ def test_more_clusters_than_sites_are_refused_before_the_job(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", [SCRIPT, {}])
 def test_a_filter_that_encrypts_is_refused_before_the_job(kind):
-    job = recipe(**kind)
+    job = make_site_recipe(**kind)
     job.add_client_output_filter(Encryptor([], []), tasks=["train"])
     with pytest.raises(ConfigError, match=r"filter \['HEModelEncryptor'\] encrypts models .*; remove it"):
         job.export("jobs")
@@ -373,26 +375,30 @@ def test_a_filter_that_encrypts_is_refused_before_the_job(kind):
 
 
 def test_a_model_of_arrays_travels_as_the_checkpoint_that_the_job_starts_from():
-    server, client = exported(recipe(**SCRIPT, method="fedavg", model={"a.b": [1.0, 2.0], "path": np.ones((1, 3))}))
+    server, client = export_configs(
+        make_site_recipe(**SCRIPT, method="fedavg", model={"a.b": [1.0, 2.0], "path": np.ones((1, 3))})
+    )
     aggregator = next(c["args"] for c in server["components"] if c["id"] == "aggregator")
     (carried,) = Path("jobs/job").rglob(aggregator["initial_ckpt"])
     arrays, _ = load_arrays(carried)
     np.testing.assert_array_equal(arrays["a.b"], [1, 2])
     assert arrays["path"].shape == (1, 3)
-    assert executor(client)["params_exchange_format"] == "numpy"
+    assert get_executor_args(client)["params_exchange_format"] == "numpy"
 
 
 def test_a_checkpoint_or_an_earlier_run_comes_before_the_arrays():
     for more, says in (({"initial_ckpt": "/at/the/server.npy"}, "/at/the/server.npy"), ({"resume_from": "a"}, None)):
-        server, _ = exported(recipe(**SCRIPT, method="fedavg", model=[1.0], framework=FrameworkType.NUMPY, **more))
+        server, _ = export_configs(
+            make_site_recipe(**SCRIPT, method="fedavg", model=[1.0], framework=FrameworkType.NUMPY, **more)
+        )
         aggregator = next(c["args"] for c in server["components"] if c["id"] == "aggregator")
         assert aggregator.get("initial_ckpt") == says
 
 
 def test_a_script_s_framework(tmp_path):
     for framework, form in ((None, "pytorch"), ("pytorch", "pytorch"), ("numpy", "numpy")):
-        _, client = exported(recipe(**SCRIPT, framework=framework))
-        assert executor(client)["params_exchange_format"] == form
+        _, client = export_configs(make_site_recipe(**SCRIPT, framework=framework))
+        assert get_executor_args(client)["params_exchange_format"] == form
 
 
 SCALARS = {

@@ -38,7 +38,7 @@ from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.job_check import JobCheck
 from cfl_flare.flare.policy import check_same_settings, check_software, unused_copy
 from cfl_flare.models import Logistic
-from tests.helpers.kits import answer, check_in, context, kit, npz
+from tests.helpers.kits import answer, ask_check_in, context, write_kit, write_kit_npz
 
 ROOT = Path(__file__).parents[2]
 SECRET = "hunter2"
@@ -64,7 +64,7 @@ def app(folder: Path, client: Any = None, server: Any = None, **texts: str) -> P
     return folder
 
 
-def refusal(folder: Path) -> str:
+def read_refusal(folder: Path) -> str:
     error, info = JobCheck().validate(str(folder))
     assert info == {} and SECRET not in error
     return error
@@ -107,21 +107,21 @@ def test_what_flare_would_replace_is_refused(tmp_path, case):
     leaked = json.dumps(resolved(config))
     assert (SECRET in leaked) != ("/srv/kit" in leaked)  # the attack is real
     for side in ("client", "server"):
-        assert "refers to a variable" in refusal(app(tmp_path / side, **{side: config}))
+        assert "refers to a variable" in read_refusal(app(tmp_path / side, **{side: config}))
 
 
 @pytest.mark.parametrize("text", [r"layer\d{2}", "weight {kg}", "{", "a}b{", "$PASSWORD", "{0}{$PASSWORD}", ""])
 def test_what_flare_leaves_as_it_is_passes(tmp_path, text):
     config = {"format_version": 2, "x": text}
     assert resolved(config) == config
-    assert refusal(app(tmp_path, server=config)) == ""
+    assert read_refusal(app(tmp_path, server=config)) == ""
 
 
 def test_a_job_s_references_to_its_own_items_pass(tmp_path):
     assert main(["templates", str(tmp_path / "templates")]) == 0
     for i, template in enumerate(sorted((tmp_path / "templates").glob("cfl_*"))):
         texts = {f"config_fed_{side}__conf": (template / f"config_fed_{side}.conf").read_text() for side in SIDES}
-        assert refusal(app(tmp_path / str(i), **texts)) == ""
+        assert read_refusal(app(tmp_path / str(i), **texts)) == ""
     assert i > 5
 
 
@@ -130,7 +130,7 @@ SIDES = ("client", "server")
 
 def test_a_job_s_items_do_not_multiply_in_the_kit_s_own_process(tmp_path):
     laughs = {f"x{i}": [f"{{x{i + 1}}}"] * 1000 for i in range(9)}
-    assert "refers to a variable" in refusal(app(tmp_path, client={"executors": [], **laughs, "x9": "ha"}))
+    assert "refers to a variable" in read_refusal(app(tmp_path, client={"executors": [], **laughs, "x9": "ha"}))
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,10 @@ def test_a_job_s_items_do_not_multiply_in_the_kit_s_own_process(tmp_path):
     ],
 )
 def test_other_files_of_a_job_are_refused_or_read_as_flare_reads_them(tmp_path, name, text):
-    assert refusal(app(tmp_path, **{name: text})).startswith(name.replace("__", "."))
+    assert read_refusal(app(tmp_path, **{name: text})).startswith(name.replace("__", "."))
 
 
-def submitted(meta: str) -> tuple[bool, str, dict[str, Any]]:
+def submit_meta(meta: str) -> tuple[bool, str, dict[str, Any]]:
     """What the server says of a job when it gets it."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as job:
@@ -167,19 +167,19 @@ def test_nothing_is_replaced_or_included_when_a_job_is_submitted_or_deployed(tmp
     meta = 'min_clients = 1, deploy_map { app = ["@ALL"] }, resource_spec {}, name = '
     (tmp_path / "private").write_text(f"x = {SECRET}")
     hocon = f'include "{tmp_path}/private"'
-    assert submitted(meta + "${PASSWORD}")[2]["name"] == SECRET  # the attacks are real
-    (good, _, found) = submitted(meta + "ward, " + hocon)
+    assert submit_meta(meta + "${PASSWORD}")[2]["name"] == SECRET  # the attacks are real
+    (good, _, found) = submit_meta(meta + "ward, " + hocon)
     assert good and found["x"] == SECRET
     JobCheck()
     for text in ("${PASSWORD}", "ward, " + hocon):
-        good, why, found = submitted(meta + text)
+        good, why, found = submit_meta(meta + text)
         assert not good and "is replaced when it is read" in why and SECRET not in why + str(found)
-    assert submitted(meta + "ward")[0]
+    assert submit_meta(meta + "ward")[0]
     with pytest.raises(ValueError, match="is replaced when it is read"):
         DefaultAppValidator("server").validate(str(app(tmp_path / "app", config_fed_server__conf=hocon)))
 
 
-def exported(folder: Path) -> dict[str, dict[str, Any]]:
+def export_ward_job(folder: Path) -> dict[str, dict[str, Any]]:
     settings = {"model": Logistic((1, 4, 4), 2), "data": SiteData(), "num_rounds": 2, "min_clients": 3}
     ClusteredRecipe(name="ward", method="wecfl:k=2", exclude_vars="bias", **settings).export(str(folder))
     config = folder / "ward" / "app" / "config"
@@ -187,10 +187,10 @@ def exported(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_exported_jobs_pass(tmp_path):
-    assert refusal(app(tmp_path / "a", **exported(tmp_path / "jobs"))) == ""
+    assert read_refusal(app(tmp_path / "a", **export_ward_job(tmp_path / "jobs"))) == ""
     settings = {"model": Logistic((1, 4, 4), 2), "data": SiteData(), "num_rounds": 2, "min_clients": 3}
     StudyRecipe(name="study", validation=0.25, training={"bootstrap": 50}, **settings).export(str(tmp_path / "jobs"))
-    assert refusal(tmp_path / "jobs" / "study" / "app") == ""
+    assert read_refusal(tmp_path / "jobs" / "study" / "app") == ""
 
 
 def worker(configs: dict[str, Any]) -> dict[str, Any]:
@@ -230,9 +230,9 @@ ATTACKS = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_sites_take_executors_and_filters_alone(tmp_path, attack):
-    configs = exported(tmp_path / "jobs")
+    configs = export_ward_job(tmp_path / "jobs")
     ATTACKS[attack](configs)
-    error = refusal(app(tmp_path / "a", **configs))
+    error = read_refusal(app(tmp_path / "a", **configs))
     assert error.startswith(f"config_fed_{'server' if 'server' in attack else 'client'}.json: ")
     assert "/etc/passwd" not in error and "\n" not in error and len(error) < 400
 
@@ -240,10 +240,10 @@ def test_sites_take_executors_and_filters_alone(tmp_path, attack):
 def test_a_refusal_is_in_the_operator_s_log_and_code_is_the_authorization_s_matter(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     folder = app(tmp_path / "app", client={"x": "{$PASSWORD}\n" * 99})
-    assert refusal(folder) and f"{folder}: job refused: config_fed_client.json: x refers" in caplog.text
+    assert read_refusal(folder) and f"{folder}: job refused: config_fed_client.json: x refers" in caplog.text
     assert SECRET not in caplog.text and max(map(len, caplog.text.splitlines())) < 600
     (folder / "custom").mkdir()  # FLARE asks the site's policy whether the role may send code
-    assert refusal(folder) == ""
+    assert read_refusal(folder) == ""
 
 
 class Other(AppValidator):
@@ -275,7 +275,7 @@ def test_in_a_kit_s_process_no_source_reads_before_a_task_says_what_it_may(tmp_p
         with pytest.raises(PathError, match="the job names"):
             instantiate_class(path, args)
     with pytest.raises(PathError):
-        Npz(str(npz(tmp_path / "x.npz"))).load()
+        Npz(str(write_kit_npz(tmp_path / "x.npz"))).load()
     with reading_within([tmp_path]):
         Npz(str(tmp_path / "x.npz")).load()
         instantiate_class("cfl_flare.data.sources.SiteData", {"columns": str(private)})
@@ -349,15 +349,15 @@ def test_two_sets_of_settings_are_refused(change, says):
 
 
 @pytest.fixture
-def folder(tmp_path):
-    return kit(tmp_path / "kit")
+def kit_folder(tmp_path):
+    return write_kit(tmp_path / "kit")
 
 
 def version_refusal(folder: Path, caplog, job: dict, **settings) -> str:
     """The code that a site answers to the server's check, and what its own log says."""
     caplog.clear()
     caplog.set_level(logging.INFO)
-    code = answer(ClusteredExecutor(**{**JOB, "source": {}, **settings}), check_in(job=job), folder)["error"]
+    code = answer(ClusteredExecutor(**{**JOB, "source": {}, **settings}), ask_check_in(job=job), folder)["error"]
     return f"{code}: {caplog.records[-1].getMessage()}"
 
 
@@ -386,12 +386,14 @@ def version_refusal(folder: Path, caplog, job: dict, **settings) -> str:
         (JOB, {"made_by": {"cfl_flare": "9.9.9"}, "colour": "red"}, "^software: .*made by cfl_flare 9.9.9"),
     ],
 )
-def test_a_site_answers_why_it_refuses_by_a_code_and_its_own_log_says_it_in_full(folder, caplog, job, settings, says):
-    assert re.search(says, version_refusal(folder, caplog, job, **settings), flags=re.DOTALL)
+def test_a_site_answers_why_it_refuses_by_a_code_and_its_own_log_says_it_in_full(
+    kit_folder, caplog, job, settings, says
+):
+    assert re.search(says, version_refusal(kit_folder, caplog, job, **settings), flags=re.DOTALL)
 
 
 def test_a_copy_that_is_carried_in_vain_is_named(tmp_path):
-    fl_ctx = context(kit(tmp_path))
+    fl_ctx = context(write_kit(tmp_path))
     assert unused_copy(fl_ctx) is None
     (Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir("job")) / "cfl_flare").mkdir(parents=True)
     said = unused_copy(fl_ctx)
@@ -440,7 +442,7 @@ def test_a_site_takes_its_gpu_and_says_which(monkeypatch, simulation, share):
 
 
 def test_a_budget_of_privacy_puts_the_ledgers_filter_first_into_each_scope(tmp_path, capsys):
-    folder = kit(tmp_path / "kit")
+    folder = write_kit(tmp_path / "kit")
     file, other = folder / "local" / "privacy.json", {"path": "a.B", "args": {"x": 1}}
     assert main(["site", "prepare", str(folder)]) == 0 and not file.exists()
     app, check = folder / "0a1b" / "app_site-1", JobCheck()

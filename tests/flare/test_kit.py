@@ -30,7 +30,7 @@ from cfl_flare.flare.study.executor import StudyExecutor
 from cfl_flare.flare.tracking import ServerRun
 from cfl_flare.models import MODELS, NamedArrays
 from tests.helpers.kits import context
-from tests.helpers.kits import kit as prepared
+from tests.helpers.kits import write_kit as prepared
 
 OURS = list(CLASSES)
 COMPONENTS = (ClusteredController, ClusteredExecutor, ClusteringAggregator, ClusterModelPersistor)
@@ -38,22 +38,22 @@ STUDY = (StudyController, StudyExecutor)
 FILTERS = (EgressFilter, LedgerFilter)
 
 
-def kit(folder: Path, **content) -> Path:
+def write_bare_kit(folder: Path, **content) -> Path:
     for name in ("startup", "local"):
         (folder / name).mkdir(parents=True)
     (folder / "local" / "resources.json.default").write_text(json.dumps({"format_version": 2, **content}))
     return folder
 
 
-def allowed(folder: Path) -> list[str]:
+def read_allowed_classes(folder: Path) -> list[str]:
     return json.loads((folder / "local" / "resources.json").read_text())["class_allow_list"]
 
 
 def test_a_kit_s_list_is_kept_and_its_default_left_alone(tmp_path, capsys):
-    folder = kit(tmp_path / "site", class_allow_list=["a.B"], client={"retry_timeout": 30})
+    folder = write_bare_kit(tmp_path / "site", class_allow_list=["a.B"], client={"retry_timeout": 30})
     default = (folder / "local" / "resources.json.default").read_text()
     assert main(["site", "prepare", str(folder)]) == 0
-    assert allowed(folder) == ["a.B", *OURS]
+    assert read_allowed_classes(folder) == ["a.B", *OURS]
     assert json.loads((folder / "local" / "resources.json").read_text())["client"] == {"retry_timeout": 30}
     assert (folder / "local" / "resources.json.default").read_text() == default
     said = capsys.readouterr().out
@@ -64,15 +64,15 @@ def test_a_kit_s_list_is_kept_and_its_default_left_alone(tmp_path, capsys):
 
 
 def test_several_kits_are_prepared_at_once_or_none(tmp_path, capsys):
-    one, two = kit(tmp_path / "one"), kit(tmp_path / "two")
+    one, two = write_bare_kit(tmp_path / "one"), write_bare_kit(tmp_path / "two")
     assert main(["site", "prepare", str(one), str(two), str(tmp_path / "three")]) == 2
     assert not (one / "local" / "resources.json").exists()
     assert main(["site", "prepare", str(one), str(two)]) == 0
-    assert allowed(one) == allowed(two)
+    assert read_allowed_classes(one) == read_allowed_classes(two)
 
 
 def test_equal_changes_of_kits_are_shown_once(tmp_path, capsys):
-    kits = [str(kit(tmp_path / f"hospital-{number}")) for number in range(1, 8)]
+    kits = [str(write_bare_kit(tmp_path / f"hospital-{number}")) for number in range(1, 8)]
     assert main(["site", "prepare", *kits, "--dry-run"]) == 0
     seven = capsys.readouterr().out.splitlines()
     assert main(["site", "prepare", kits[0], "--dry-run"]) == 0
@@ -87,13 +87,13 @@ def test_equal_changes_of_kits_are_shown_once(tmp_path, capsys):
 
 @pytest.mark.parametrize("before", [None, {"format_version": 2, "class_allow_list": ["a.B"], "client": {"x": 1}}])
 def test_unprepare_leaves_a_kit_as_it_was(tmp_path, before, capsys):
-    folder = kit(tmp_path / "site")
+    folder = write_bare_kit(tmp_path / "site")
     resources = folder / "local" / "resources.json"
     if before:
         resources.write_text(json.dumps(before))
     files = {path: path.read_text() for path in (folder / "local").iterdir()}
     assert main(["site", "prepare", str(folder)]) == 0
-    assert main(["site", "unprepare", str(folder), "--dry-run"]) == 0 and set(OURS) <= set(allowed(folder))
+    assert main(["site", "unprepare", str(folder), "--dry-run"]) == 0 and set(OURS) <= set(read_allowed_classes(folder))
     assert main(["site", "unprepare", str(folder)]) == 0
     assert {path: path.read_text() for path in (folder / "local").iterdir()} == files
     assert main(["site", "unprepare", str(folder)]) == 0
@@ -101,7 +101,7 @@ def test_unprepare_leaves_a_kit_as_it_was(tmp_path, before, capsys):
 
 
 def test_unprepare_takes_the_server_s_only_component_out_of_a_changed_file(tmp_path):
-    folder = kit(tmp_path / "server", class_allow_list=["a.B"])
+    folder = write_bare_kit(tmp_path / "server", class_allow_list=["a.B"])
     (folder / "startup" / "fed_server.json").write_text("{}")
     assert main(["site", "prepare", str(folder)]) == 0
     resources = folder / "local" / "resources.json"
@@ -111,7 +111,7 @@ def test_unprepare_takes_the_server_s_only_component_out_of_a_changed_file(tmp_p
 
 
 def test_unprepare_keeps_what_an_operator_changed_since(tmp_path):
-    folder = kit(tmp_path / "server", class_allow_list=["a.B"])
+    folder = write_bare_kit(tmp_path / "server", class_allow_list=["a.B"])
     (folder / "startup" / "fed_server.json").write_text("{}")
     assert main(["site", "prepare", str(folder)]) == 0
     resources = folder / "local" / "resources.json"
@@ -125,7 +125,7 @@ def test_unprepare_keeps_what_an_operator_changed_since(tmp_path):
 
 
 def test_clean_deletes_old_jobs_and_none_that_runs_or_is_no_job(tmp_path, capsys):
-    folder = kit(tmp_path / "site")
+    folder = write_bare_kit(tmp_path / "site")
     ids = [f"0000000{i}-0000-4000-8000-000000000000" for i in range(3)]
     for name in (*ids, "transfer"):
         (folder / name / "app").mkdir(parents=True)
@@ -152,11 +152,11 @@ def test_clean_deletes_old_jobs_and_none_that_runs_or_is_no_job(tmp_path, capsys
 
 @pytest.mark.parametrize("wide", ["cfl_flare.", "cfl_flare"])
 def test_a_list_that_allows_all_of_cfl_flare_is_narrowed(tmp_path, wide):
-    folder = kit(tmp_path / "site", class_allow_list=["a.B", wide])
+    folder = write_bare_kit(tmp_path / "site", class_allow_list=["a.B", wide])
     (found, *_) = site_check.kit(folder)
     assert found.fatal and "allows more of it" in found.result
     assert main(["site", "prepare", str(folder)]) == 0
-    assert allowed(folder) == ["a.B", *OURS]
+    assert read_allowed_classes(folder) == ["a.B", *OURS]
 
 
 def test_the_list_has_each_class_that_a_job_may_name_and_no_function():
@@ -170,10 +170,10 @@ def test_the_list_has_each_class_that_a_job_may_name_and_no_function():
 
 def test_no_job_calls_a_function_of_cfl_flare(tmp_path):
     """FLARE's own builder would call it: the command line, say, which could open the kit to all."""
-    folder, other = prepared(tmp_path / "site"), kit(tmp_path / "other", class_allow_list=["a.B"])
+    folder, other = prepared(tmp_path / "site"), write_bare_kit(tmp_path / "other", class_allow_list=["a.B"])
     authorize = component_policy(context(folder))
     argv = ["site", "prepare", str(other), "--no-keep-logs"]
-    assert instantiate_class("cfl_flare.cli.main", {"argv": argv}) == 0 and "a.B" in allowed(other)
+    assert instantiate_class("cfl_flare.cli.main", {"argv": argv}) == 0 and "a.B" in read_allowed_classes(other)
     for path in (
         "cli.main",
         "core.files.Path",
@@ -188,17 +188,19 @@ def test_no_job_calls_a_function_of_cfl_flare(tmp_path):
 
 
 def test_a_file_of_the_operator_s_own_is_backed_up_once(tmp_path):
-    folder = kit(tmp_path / "site")
+    folder = write_bare_kit(tmp_path / "site")
     own = '{"format_version": 2,  "class_allow_list": ["a.B"]}'
     (folder / "local" / "resources.json").write_text(own)
     assert preparation(folder, OURS).write() == folder / "local" / "resources.json.before-cfl"
     assert preparation(folder, ["more."]).write() is None
-    assert allowed(folder) == ["a.B", *OURS, "more."]
+    assert read_allowed_classes(folder) == ["a.B", *OURS, "more."]
     assert (folder / "local" / "resources.json.before-cfl").read_text() == own
 
 
 def test_only_the_server_gets_the_component_that_takes_sites_into_running_jobs(tmp_path):
-    server, site = (kit(tmp_path / name, components=[{"id": "a", "path": "a.A"}]) for name in ("server", "site"))
+    server, site = (
+        write_bare_kit(tmp_path / name, components=[{"id": "a", "path": "a.A"}]) for name in ("server", "site")
+    )
     (server / "startup" / "fed_server.json").write_text("{}")
     for folder in (server, site, server):
         preparation(folder, OURS).write()
@@ -208,7 +210,7 @@ def test_only_the_server_gets_the_component_that_takes_sites_into_running_jobs(t
 
 
 def test_a_dry_run_writes_nothing(tmp_path, capsys):
-    folder = kit(tmp_path / "site", class_allow_list=["a.B"])
+    folder = write_bare_kit(tmp_path / "site", class_allow_list=["a.B"])
     assert main(["site", "prepare", str(folder), "--dry-run", "--data-root", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert '+  "allow_log_streaming": false' in said and f'+    "{tmp_path}"' in said
@@ -219,16 +221,16 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
 def test_without_a_list_flare_s_own_is_written_out(tmp_path):
     (tmp_path / "simulator").mkdir()
     preparation(tmp_path / "simulator", OURS).write()
-    assert allowed(tmp_path / "simulator") == [*DEFAULT_CLASS_ALLOW_LIST, *OURS]
+    assert read_allowed_classes(tmp_path / "simulator") == [*DEFAULT_CLASS_ALLOW_LIST, *OURS]
     assert preparation(tmp_path / "simulator", OURS).after is None
 
 
 def test_a_site_that_allows_everything_needs_nothing(tmp_path):
-    assert preparation(kit(tmp_path / "site", class_allow_list=["*"]), OURS).after is None
+    assert preparation(write_bare_kit(tmp_path / "site", class_allow_list=["*"]), OURS).after is None
 
 
 def test_logs_stay_where_asked(tmp_path):
-    folder = kit(tmp_path / "site", class_allow_list=[], allow_log_streaming=True)
+    folder = write_bare_kit(tmp_path / "site", class_allow_list=[], allow_log_streaming=True)
     assert preparation(folder, OURS).streams_logs
     preparation(folder, OURS, keep_logs=True).write()
     assert json.loads((folder / "local" / "resources.json").read_text())["allow_log_streaming"] is False
@@ -236,7 +238,7 @@ def test_logs_stay_where_asked(tmp_path):
 
 def test_a_site_s_logs_stay_unless_its_operator_says_otherwise(tmp_path, capsys):
     for name, words, stay in (("a", [], True), ("b", ["--no-keep-logs"], False), ("server", [], False)):
-        folder = kit(tmp_path / name)
+        folder = write_bare_kit(tmp_path / name)
         (folder / "startup" / f"fed_{'server' if name == 'server' else 'client'}.json").write_text("{}")
         assert main(["site", "prepare", str(folder), *words]) == 0
         content = json.loads((folder / "local" / "resources.json").read_text())
@@ -245,7 +247,7 @@ def test_a_site_s_logs_stay_unless_its_operator_says_otherwise(tmp_path, capsys)
 
 
 def test_an_operator_s_limits_are_written_added_to_and_shown(tmp_path, capsys):
-    folder, roots = kit(tmp_path / "site"), [tmp_path / "scans", tmp_path / "more"]
+    folder, roots = write_bare_kit(tmp_path / "site"), [tmp_path / "scans", tmp_path / "more"]
     for root in roots:
         root.mkdir()
     words = ["site", "prepare", str(folder)]
@@ -281,7 +283,7 @@ def test_an_operator_s_limits_are_written_added_to_and_shown(tmp_path, capsys):
     ],
 )
 def test_a_wrong_limit_changes_nothing(tmp_path, capsys, words, says):
-    folder = kit(tmp_path / "site")
+    folder = write_bare_kit(tmp_path / "site")
     assert main(["site", "prepare", str(folder), *words]) == 2
     assert says in capsys.readouterr().err
     assert [p.name for p in (folder / "local").iterdir()] == ["resources.json.default"]
@@ -293,7 +295,7 @@ def test_what_is_no_kit_is_refused(tmp_path, capsys):
         return capsys.readouterr().err
 
     kits = tmp_path / "prod_00"
-    site, admin = kit(kits / "site"), kit(kits / "admin")
+    site, admin = write_bare_kit(kits / "site"), write_bare_kit(kits / "admin")
     (admin / "startup" / "fed_admin.json").write_text("{}")
     assert "is not a folder" in refused(tmp_path / "none")
     assert "name one of the kits in it: admin, site" in refused(kits)
@@ -307,7 +309,7 @@ def test_what_is_no_kit_is_refused(tmp_path, capsys):
 
 
 def test_whose_jobs_may_carry_code_and_who_may_read_files(tmp_path):
-    folder = kit(tmp_path / "site")
+    folder = write_bare_kit(tmp_path / "site")
     assert permitted_roles(folder / "local", CODE) == "anyone"
     policy = {
         "permissions": {
@@ -327,7 +329,7 @@ def test_whose_jobs_may_carry_code_and_who_may_read_files(tmp_path):
 
 
 def test_a_prepared_file_is_never_taken_for_the_operator_s(tmp_path):
-    folder = kit(tmp_path / "site", class_allow_list=["a.B"])
+    folder = write_bare_kit(tmp_path / "site", class_allow_list=["a.B"])
     assert preparation(folder, OURS).write() is None  # there was only the kit's default
     assert preparation(folder, ["more."]).write() is None
     assert preparation(folder, OURS, keep_logs=True).write() is None
@@ -335,7 +337,7 @@ def test_a_prepared_file_is_never_taken_for_the_operator_s(tmp_path):
 
 
 def test_each_file_of_the_operator_s_is_kept_with_its_permissions(tmp_path):
-    folder = kit(tmp_path / "site")
+    folder = write_bare_kit(tmp_path / "site")
     resources = folder / "local" / "resources.json"
     texts = [json.dumps({"class_allow_list": ["a.B"], "secret": i}, indent=i) for i in (1, 2, 3)]
     for i, text in enumerate(texts):
@@ -351,28 +353,28 @@ def test_each_file_of_the_operator_s_is_kept_with_its_permissions(tmp_path):
 
 
 def test_resources_that_are_no_file_of_json_are_refused(tmp_path, capsys):
-    folder = kit(tmp_path / "site")
+    folder = write_bare_kit(tmp_path / "site")
     (folder / "local" / "resources.json").write_text("[" * 100_000)
     assert main(["site", "prepare", str(folder)]) == 2
     assert "nested too deeply" in capsys.readouterr().err
 
 
-def started(folder: Path, side: str = "client", **content) -> Path:
+def write_started_kit(folder: Path, side: str = "client", **content) -> Path:
     """A kit as FLARE provisions it: it can be started."""
-    kit(folder, **{"class_allow_list": list(DEFAULT_CLASS_ALLOW_LIST), **content})
+    write_bare_kit(folder, **{"class_allow_list": list(DEFAULT_CLASS_ALLOW_LIST), **content})
     (folder / "startup" / f"fed_{side}.json").write_text("{}")
     return folder
 
 
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_a_prepared_kit_allows_what_our_jobs_need_of_flare_s_and_checks_them(tmp_path, capsys, side):
-    folder = started(tmp_path / "kit", side, app_validator={"path": "a.Own"})
+    folder = write_started_kit(tmp_path / "kit", side, app_validator={"path": "a.Own"})
     resources = folder / "local" / "resources.json"
     assert main(["site", "prepare", str(folder)]) == 0
-    assert allowed(folder) == [*OF_FLARE, *OURS]
+    assert read_allowed_classes(folder) == [*OF_FLARE, *OURS]
     assert {*OF_FLARE} <= {*DEFAULT_CLASS_ALLOW_LIST}
     for name in ("MLflowReceiver", "WandBReceiver", "NPModelLocator", "JobLogReceiver", "StatisticsExecutor"):
-        assert not [path for path in allowed(folder) if path.endswith(name)]
+        assert not [path for path in read_allowed_classes(folder) if path.endswith(name)]
     check = json.loads(resources.read_text())["app_validator"]
     assert check == {"path": f"{JobCheck.__module__}.{JobCheck.__name__}", "args": {"then": {"path": "a.Own"}}}
     capsys.readouterr()
@@ -384,29 +386,34 @@ def test_a_prepared_kit_allows_what_our_jobs_need_of_flare_s_and_checks_them(tmp
 
 
 def test_a_class_of_flare_s_that_the_operator_named_stays(tmp_path):
-    folder, tracker = started(tmp_path / "kit"), "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver"
+    folder, tracker = (
+        write_started_kit(tmp_path / "kit"),
+        "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver",
+    )
     assert main(["site", "prepare", str(folder), "--allow", tracker]) == 0
     assert main(["site", "prepare", str(folder)]) == 0  # after an upgrade, say
-    assert tracker in allowed(folder)
+    assert tracker in read_allowed_classes(folder)
     (found,) = [found for found in site_check.kit(folder) if found.result.startswith("also has")]
     assert found.result == f"also has {tracker}" and not found.way_out
     resources = folder / "local" / "resources.json"
     content = json.loads(resources.read_text())
-    resources.write_text(json.dumps({**content, "client": {"x": 1}, "class_allow_list": [*allowed(folder), "a.B"]}))
+    resources.write_text(
+        json.dumps({**content, "client": {"x": 1}, "class_allow_list": [*read_allowed_classes(folder), "a.B"]})
+    )
     assert main(["site", "unprepare", str(folder)]) == 0
-    assert {*allowed(folder)} == {*DEFAULT_CLASS_ALLOW_LIST, "a.B"}
+    assert {*read_allowed_classes(folder)} == {*DEFAULT_CLASS_ALLOW_LIST, "a.B"}
     assert "app_validator" not in json.loads(resources.read_text())
 
 
 def test_a_kit_that_an_earlier_version_prepared_is_narrowed_and_said_to_check_nothing(tmp_path, monkeypatch):
-    folder = started(tmp_path / "kit", class_allow_list=[*DEFAULT_CLASS_ALLOW_LIST, "a.B", *OURS])
+    folder = write_started_kit(tmp_path / "kit", class_allow_list=[*DEFAULT_CLASS_ALLOW_LIST, "a.B", *OURS])
     monkeypatch.setenv("ARCHIVE_PASSWORD", "hunter2")
     found = {finding.what: finding for finding in site_check.kit(folder)}
     assert found["jobs"].result == "run as they come" and found["jobs"].way_out == f"cfl-flare site prepare {folder}"
     assert found["environment"].result.startswith("has ") and "ARCHIVE_PASSWORD" in found["environment"].result
     assert "hunter2" not in str(found)
     assert main(["site", "prepare", str(folder)]) == 0
-    assert allowed(folder) == ["a.B", *OURS, *OF_FLARE]
+    assert read_allowed_classes(folder) == ["a.B", *OURS, *OF_FLARE]
 
 
 POLICY_OF_FLARE = {
@@ -420,7 +427,7 @@ POLICY_OF_FLARE = {
 
 
 def test_a_single_command_is_no_way_around_its_category(tmp_path):
-    folder, rights = kit(tmp_path / "site"), {"shell_commands": "none", "cat": "any", "view": "any"}
+    folder, rights = write_bare_kit(tmp_path / "site"), {"shell_commands": "none", "cat": "any", "view": "any"}
     default = {"format_version": "1.0", "permissions": {"project_admin": "any", "lead": rights}}
     (folder / "local" / "authorization.json.default").write_text(json.dumps(default))
     assert permitted_roles(folder / "local", READS) == "project_admin, lead"
@@ -435,7 +442,7 @@ def test_a_single_command_is_no_way_around_its_category(tmp_path):
 
 def test_the_admin_console_reads_no_files_of_a_prepared_site(tmp_path, capsys):
     """FLARE's default lets project administrators cat a site's logs, in which values of its data stand."""
-    folder, server, own = (kit(tmp_path / name) for name in ("site", "server", "own"))
+    folder, server, own = (write_bare_kit(tmp_path / name) for name in ("site", "server", "own"))
     for path in (folder, server, own):
         (path / "local" / "authorization.json.default").write_text(json.dumps(POLICY_OF_FLARE))
     (server / "startup" / "fed_server.json").write_text("{}")

@@ -242,7 +242,7 @@ def test_a_server_gives_back_the_memory_of_models_that_came_in_pieces():
     assert megabytes[True] < 40 < 120 < megabytes[False]  # in eight threads, each model has 40
 
 
-def held(runner: Runner, most: int = 50) -> HeldRequests:
+def hold_requests(runner: Runner, most: int = 50) -> HeldRequests:
     class Few(HeldRequests):
         MOST = most
         LONGEST = 60.0
@@ -252,7 +252,7 @@ def held(runner: Runner, most: int = 50) -> HeldRequests:
 
 def test_a_held_request_is_answered_by_the_task_that_comes():
     runner = Runner()
-    requests = held(runner)
+    requests = hold_requests(runner)
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(runner.process_task_request, site, None) for site in ("a", "b")]
         while runner.requests < 2:
@@ -267,7 +267,7 @@ def test_a_held_request_is_answered_by_the_task_that_comes():
 
 def test_beyond_so_many_requests_a_site_asks_again_after_the_job_s_interval():
     runner = Runner()
-    requests = held(runner, most=0)
+    requests = hold_requests(runner, most=0)
     name, _, data = runner.process_task_request("b", None)
     assert name == SpecialTaskName.TRY_AGAIN and data.get_header(TaskConstant.WAIT_TIME) == 7.0
     requests.release()
@@ -275,7 +275,7 @@ def test_beyond_so_many_requests_a_site_asks_again_after_the_job_s_interval():
 
 def test_a_job_that_ends_holds_nothing():
     runner = Runner()
-    requests = held(runner)
+    requests = hold_requests(runner)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(runner.process_task_request, "a", None)
         while runner.requests < 1:
@@ -294,7 +294,7 @@ def stores(tmp_path, monkeypatch):
     return tmp_path
 
 
-def started() -> tuple[SiteRun, Site]:
+def start_local_run() -> tuple[SiteRun, Site]:
     site = Site(Local(), Coin, TrainSettings(), seed=0)
     site.hosted = {"a": None, "b": None}  # type: ignore[dict-item]
     return SiteRun(site, "run", {}, SimpleNamespace()), site
@@ -306,36 +306,36 @@ def recalled(run: SiteRun, site: Site, number: int, name: str = "run") -> dict:
 
 
 def test_a_site_that_had_nothing_to_do_keeps_its_memory(stores):
-    run, site = started()
+    run, site = start_local_run()
     assert recalled(run, site, 0) == {"a": {}, "b": {}}
     site.memory["a"]["model"] = coin(1, 2)
     run.remember(1)
     known = {"a": {"model": [1, 2]}, "b": {}}
     assert recalled(run, site, 1) == known
     assert recalled(run, site, 5) == known  # rounds 1 to 4 asked others
-    again = started()
+    again = start_local_run()
     assert recalled(*again, 5) == known  # a process of its own for the task
 
 
 def test_a_resumed_run_reads_the_round_that_it_goes_on_from(stores):
-    run, site = started()
+    run, site = start_local_run()
     recalled(run, site, 0)
     for number in (1, 2):
         site.memory["a"]["model"] = coin(number, 0)
         run.remember(number)
-    assert recalled(*started(), 1) == {"a": {"model": [1, 0]}, "b": {}}
-    assert recalled(*started(), 2) == {"a": {"model": [2, 0]}, "b": {}}
-    assert recalled(*started(), 0) == {"a": {}, "b": {}}
+    assert recalled(*start_local_run(), 1) == {"a": {"model": [1, 0]}, "b": {}}
+    assert recalled(*start_local_run(), 2) == {"a": {"model": [2, 0]}, "b": {}}
+    assert recalled(*start_local_run(), 0) == {"a": {}, "b": {}}
 
 
 def test_a_process_of_a_resumed_run_that_is_started_again_goes_on_from_its_own_memory(stores):
-    run, site = started()
+    run, site = start_local_run()
     recalled(run, site, 0)
     site.memory["a"]["model"] = coin(1, 1)
     run.remember(1)
 
     def resumed() -> tuple[SiteRun, Site]:
-        again, its = started()
+        again, its = start_local_run()
         again.name = "again"
         return again, its
 
@@ -361,7 +361,7 @@ def test_another_method_gets_no_memory(stores, caplog):
     layout = {"resident": SimpleNamespace(layout=coin(0, 0).layout), "division": Division.of(Coin(), None)}
 
     def process(method: dict) -> tuple[SiteRun, Site]:
-        run, site = started()
+        run, site = start_local_run()
         site.method, site.runtime = build_method(method), SimpleNamespace(**layout)
         return run, site
 
@@ -400,7 +400,7 @@ def test_a_job_with_other_private_layers_gets_no_memory(stores, caplog):
 
 
 def test_a_site_keeps_what_it_measured_each_round(stores):
-    run, _ = started()
+    run, _ = start_local_run()
     update = Update("a", 3, {"cluster-1": coin(1, 2)})
     tasks = {"a": Task(("cluster-1",), True, True), "b": Task(("cluster-0", "global"), True, False)}
     results = [Result("a", update, {"metrics": {"served_accuracy": 0.5}}), Result("b", error="memory")]
@@ -413,7 +413,7 @@ def test_a_site_keeps_what_it_measured_each_round(stores):
 
 
 def test_a_history_that_cannot_be_written_fails_no_round(stores, caplog):
-    run, _ = started()
+    run, _ = start_local_run()
     run.log.log_info = run.log.log_error = lambda fl_ctx, text: caplog.records.append(text)
     (stores / "run").write_text("a file where the folder should be")
     run.note(RoundTask(0, {}, {}, None, False), [], True, None)

@@ -207,7 +207,7 @@ def test_other_processes_than_the_first_end_with_their_error(launch, monkeypatch
         launch("raise ValueError('here')", "client.py")
 
 
-class Job(Tasks):
+class MixedJob(Tasks):
     """One that asks to train a model, then to evaluate two."""
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ def measure(launch, monkeypatch):
     """What a job gets whose script only trains, and that names a function."""
 
     def run(text: str, name: str = "client.py:client.measure") -> list[tuple]:
-        job = Job()
+        job = MixedJob()
         made = lambda **settings: SimpleNamespace(api=job, rank=settings["rank"])  # noqa: E731
         monkeypatch.setattr(api, "APIContext", made)
         monkeypatch.setattr(api, "context_dict", {})
@@ -371,7 +371,7 @@ class Data(pl.LightningDataModule):
     val_dataloader = train_dataloader
 
 
-class Site:
+class ScriptSite:
     """A site's Client API, to which tasks are given one after the other, and a script in a thread of its own."""
 
     def __init__(self, script: Callable[[Module], None]):
@@ -425,12 +425,12 @@ class Site:
 
 
 @pytest.fixture
-def site() -> Iterator[Callable[[Callable[[Module], None]], Site]]:
+def start_script_site() -> Iterator[Callable[[Callable[[Module], None]], ScriptSite]]:
     """Sites that are taken down after the test."""
-    made: list[Site] = []
+    made: list[ScriptSite] = []
 
-    def start(script: Callable[[Module], None]) -> Site:
-        made.append(Site(script))
+    def start(script: Callable[[Module], None]) -> ScriptSite:
+        made.append(ScriptSite(script))
         return made[-1]
 
     yield start
@@ -465,7 +465,7 @@ def advised(module: Module) -> None:
             trainer.fit(module, datamodule=Data())
 
 
-def plain(module: Module) -> None:
+def run_plain_script(module: Module) -> None:
     """No Lightning, and no metrics where it trains."""
     flare.init()
     while flare.is_running():
@@ -476,15 +476,15 @@ def plain(module: Module) -> None:
         flare.send(FLModel(params=received.params, meta={"NUM_STEPS_CURRENT_ROUND": STEPS}))
 
 
-def scripts(site: Site, said: list[str]) -> tuple[Server, Scripts]:
+def scripts(site: ScriptSite, said: list[str]) -> tuple[Server, Scripts]:
     method = IFCA(k=2)
     state = method.start(lambda index: coin(index, -index))
     server = Server(method, Layout.of(Coin()), [Participant(SITE, SITE, 1)], ServerSettings(2), state)
     return server, Scripts(server, AssignSettings(), site.exchange, said.append, {})
 
 
-def test_the_documented_loop_trains_on_what_follows_an_evaluation_and_is_refused(site):
-    one = site(documented)
+def test_the_documented_loop_trains_on_what_follows_an_evaluation_and_is_refused(start_script_site):
+    one = start_script_site(documented)
     server, rounds = scripts(one, [])
     assert rounds.probe()
     with pytest.raises(ConfigError, match=r"trains on them in between.*\n.*only_evaluate = nvflare.client.is_evaluate"):
@@ -494,8 +494,8 @@ def test_the_documented_loop_trains_on_what_follows_an_evaluation_and_is_refused
     assert [1, -1] in one.module.fits  # a model that was only to be evaluated, and was not chosen
 
 
-def test_the_advised_loop_trains_only_what_it_is_sent_to_train(site):
-    one, said = site(advised), list[str]()
+def test_the_advised_loop_trains_only_what_it_is_sent_to_train(start_script_site):
+    one, said = start_script_site(advised), list[str]()
     server, rounds = scripts(one, said)
     assert rounds.probe() and exchanged(rounds, server)
     server.finish_round()
@@ -505,17 +505,17 @@ def test_the_advised_loop_trains_only_what_it_is_sent_to_train(site):
     assert said == ["participants choose by their script's 'loss': measure it on training data"]
 
 
-def test_a_script_that_reports_no_metrics_with_its_training_passes(site):
-    one = site(plain)
+def test_a_script_that_reports_no_metrics_with_its_training_passes(start_script_site):
+    one = start_script_site(run_plain_script)
     server, rounds = scripts(one, [])
     assert rounds.probe() and exchanged(rounds, server)
     assert one.asked == [EVALUATE, EVALUATE, EVALUATE, TRAIN, TRAIN]
 
 
-def test_no_answer_to_the_probe_ends_the_job(site):
+def test_no_answer_to_the_probe_ends_the_job(start_script_site):
     def fails(module: Module) -> None:
         flare.init()
 
-    _, rounds = scripts(site(fails), [])
+    _, rounds = scripts(start_script_site(fails), [])
     with pytest.raises(ConfigError, match="no site sent a result; the sites"):
         rounds.probe()

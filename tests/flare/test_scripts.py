@@ -792,7 +792,7 @@ def test_a_recipe_has_data_or_a_script(tmp_path):
 CON_CKS = (Contrastive(mu=2, tau=0.5), KnowledgeSharing(lam=0.5, pairwise=True), Proximal(mu=3))
 
 
-def received(monkeypatch, play: Play, site: str) -> FLModel:
+def receive_task(monkeypatch, play: Play, site: str) -> FLModel:
     """What a site's script has received when it trains in the coming round."""
     sent: dict[str, FLModel] = {}
 
@@ -812,7 +812,7 @@ def test_the_penalty_of_a_script_is_the_method_s_own(method, monkeypatch):
     """At theta = (2, 1), in the second round; centres (4, 0) of a and b, (0, 8) of c (IFCA: the same by its picks)."""
     play = Play(method, assign=AssignSettings(penalties=True))
     play.round()
-    model = received(monkeypatch, play, "a")
+    model = receive_task(monkeypatch, play, "a")
     module = Coin()
     module.head.weight.data = torch.tensor([[2.0], [1.0]])
     value = cfl_flare.client.penalty(module)
@@ -830,7 +830,7 @@ def test_the_penalty_of_a_script_is_the_method_s_own(method, monkeypatch):
 def test_without_penalties_nothing_travels_and_the_term_is_zero(monkeypatch):
     play = Play(WeCFL(k=2))
     play.round()
-    model = received(monkeypatch, play, "a")
+    model = receive_task(monkeypatch, play, "a")
     assert not (model.meta or {}).get("cfl_penalty")
     assert cfl_flare.client.penalty(Coin()).item() == 0
 
@@ -844,7 +844,7 @@ def test_fedprox_alone_goes_as_flare_s_own_metadata(tmp_path, monkeypatch):
     for method in (FedAvg(), FedProx(penalties=(Proximal(),)), WeCFL(k=2, penalties=(Proximal(scope="head"),))):
         assert fedprox_mu(flares, method) is None
     assert fedprox_mu(client(tmp_path, LINE + "# fedprox"), FedProx()) is None
-    model = received(monkeypatch, Play(FedProx(mu=0.5), assign=AssignSettings(fedprox_mu=0.5)), "a")
+    model = receive_task(monkeypatch, Play(FedProx(mu=0.5), assign=AssignSettings(fedprox_mu=0.5)), "a")
     assert get_fedprox_mu(model) == 0.5
 
 
@@ -861,16 +861,16 @@ def test_the_file_that_makes_the_job_says_nothing_of_the_script(tmp_path):
 
 def test_only_the_part_that_a_penalty_holds_travels(monkeypatch):
     play = Play(WeCFL(k=2, penalties=(KnowledgeSharing(lam=1),)), assign=AssignSettings(penalties=True))
-    first = received(monkeypatch, play, "a")
+    first = receive_task(monkeypatch, play, "a")
     assert first.meta["cfl_penalty"]["models"] == {}
     assert cfl_flare.client.penalty(Coin()).item() == 0  # there are no centres yet
-    second = received(monkeypatch, play, "a")
+    second = receive_task(monkeypatch, play, "a")
     assert set(second.meta["cfl_penalty"]["models"]) == {"global"}
 
 
 def test_another_module_than_the_job_s_is_refused(monkeypatch):
     play = Play(FedProx(), assign=AssignSettings(penalties=True))
-    received(monkeypatch, play, "a")
+    receive_task(monkeypatch, play, "a")
     with pytest.raises(ConfigError, match="penalty: the module Sequential is not the job's model"):
         cfl_flare.client.penalty(torch.nn.Sequential(torch.nn.Linear(1, 2, bias=False)))
 

@@ -43,14 +43,24 @@ from cfl_flare.models import Logistic
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.privacy import ORDERS, epsilon_of
 from cfl_flare.training.settings import TrainSettings
-from tests.helpers.kits import BOUNDS, JOB, MODEL, answer, check_in, context, executor, kit, npz
+from tests.helpers.kits import (
+    BOUNDS,
+    JOB,
+    MODEL,
+    answer,
+    ask_check_in,
+    context,
+    make_executor,
+    write_kit,
+    write_kit_npz,
+)
 
 FLAT = describe(Logistic((1,), 2), "model")
 OF_TABLE = {**JOB, "model": FLAT}
 
 
 @pytest.fixture(autouse=True)
-def site(tmp_path, monkeypatch, caplog):
+def secretive_site(tmp_path, monkeypatch, caplog):
     for name in ("CFL_DATA", "CFL_DATA_ROOT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
@@ -68,9 +78,9 @@ def loud(caplog) -> str:
     return "\n".join(r.getMessage() for r in caplog.records if r.levelno > logging.INFO)
 
 
-def refused(source, folder: Path, caplog, *secrets: str) -> str:
+def check_site_refusal(source, folder: Path, caplog, *secrets: str) -> str:
     """The code that a site answers; neither answer nor error lines have a secret, the site's own log has the whole."""
-    said = answer(executor(source), check_in(), folder)
+    said = answer(make_executor(source), ask_check_in(), folder)
     assert said.keys() == {"schema", "error"} and said["error"] in FAILURES
     for secret in secrets:
         assert secret not in str(said) + errors(caplog)
@@ -81,15 +91,20 @@ def refused(source, folder: Path, caplog, *secrets: str) -> str:
 
 @pytest.mark.parametrize("real", [True, False])
 def test_no_variable_in_a_job_s_path_is_expanded(tmp_path, caplog, real):
-    folder = kit(tmp_path / "kit", real)
-    assert refused(Npz("$DB_PASSWORD"), folder, caplog, "DB_PASSWORD", "hunter2") == ("path" if real else "missing")
+    folder = write_kit(tmp_path / "kit", real)
+    assert check_site_refusal(Npz("$DB_PASSWORD"), folder, caplog, "DB_PASSWORD", "hunter2") == (
+        "path" if real else "missing"
+    )
     assert "$DB_PASSWORD" in caplog.text and "hunter2" not in caplog.text
 
 
 def test_a_table_of_any_file_gives_its_first_line_to_nobody(tmp_path, caplog):
     secret = tmp_path / "passwd"
     secret.write_text("root:x:0:0,admin\n1,2\n")
-    assert refused(Table(str(secret), label="zzz"), kit(tmp_path / "kit"), caplog, "root:x", str(secret)) == "path"
+    assert (
+        check_site_refusal(Table(str(secret), label="zzz"), write_kit(tmp_path / "kit"), caplog, "root:x", str(secret))
+        == "path"
+    )
     assert "root:x" not in caplog.text  # it was not read
 
 
@@ -98,9 +113,9 @@ def test_an_honest_table_s_cells_and_columns_stay_at_the_site(tmp_path, caplog, 
     (tmp_path / "data").mkdir()
     rows = "".join(f"{i},{i % 2}\n" for i in range(20)) + "unknown-HIV+,1\n"
     (tmp_path / "data" / "ward.csv").write_text(f"viral_load,label\n{rows}")
-    folder = kit(tmp_path / "kit", real, data_roots=[str(tmp_path / "data")])
+    folder = write_kit(tmp_path / "kit", real, data_roots=[str(tmp_path / "data")])
     source = Table(str(tmp_path / "data" / "ward.csv"))
-    assert refused(source, folder, caplog, "unknown-HIV+", "viral_load", "ward.csv", "21") == "data"
+    assert check_site_refusal(source, folder, caplog, "unknown-HIV+", "viral_load", "ward.csv", "21") == "data"
     assert "row 21 holds 'unknown-HIV+'" in caplog.text
 
 
@@ -113,7 +128,7 @@ def test_the_author_learns_whether_data_columns_or_model_are_wrong(tmp_path, cap
     (tmp_path / "ward.csv").write_text(f"share,hiv,label\n{rows}")
     monkeypatch.setenv("CFL_DATA", str(tmp_path / ("gone.csv" if code == "missing" else "ward.csv")))
     monkeypatch.setenv("CFL_LABEL", label)
-    assert refused(SiteData(), kit(tmp_path / "kit"), caplog, "hiv", "ward.csv", "gone.csv") == code
+    assert check_site_refusal(SiteData(), write_kit(tmp_path / "kit"), caplog, "hiv", "ward.csv", "gone.csv") == code
 
 
 def test_no_cell_is_in_a_record_that_a_job_could_stream(tmp_path, caplog, monkeypatch):
@@ -121,12 +136,12 @@ def test_no_cell_is_in_a_record_that_a_job_could_stream(tmp_path, caplog, monkey
     cells = [*range(1, 18), *[260] * 8, *[265] * 8, *[273] * 8]
     (tmp_path / "ward.csv").write_text("dose,label\n" + "".join(f"{c},{i % 2}\n" for i, c in enumerate(cells)))
     monkeypatch.setenv("CFL_DATA", str(tmp_path / "ward.csv"))
-    folder, columns = kit(tmp_path / "kit"), {"columns": [{"column": "dose", "kind": "number"}], "label": "label"}
+    folder, columns = write_kit(tmp_path / "kit"), {"columns": [{"column": "dose", "kind": "number"}], "label": "label"}
     for largest in (273, 265, 260):
         caplog.clear()
         absent = [cell for cell in cells if cell > largest]
         source = SiteData(columns={**columns, "absent": absent}, scaling="none")
-        assert "participants" in answer(executor(source, model=marked(FLAT)), check_in(job=OF_TABLE), folder)
+        assert "participants" in answer(make_executor(source, model=marked(FLAT)), ask_check_in(job=OF_TABLE), folder)
         assert f"samples go from 1 to {largest} where" in caplog.text  # for the operator
         assert not loud(caplog)
 
@@ -138,30 +153,30 @@ def test_pinned_columns_pin_the_scaling(tmp_path, caplog, monkeypatch):
     (tmp_path / "columns.json").write_text(json.dumps(columns))
     monkeypatch.setenv("CFL_DATA", str(tmp_path / "ward.csv"))
     monkeypatch.setenv("CFL_COLUMNS", str(tmp_path / "columns.json"))
-    folder = kit(tmp_path / "kit", data_roots=[str(tmp_path)])
+    folder = write_kit(tmp_path / "kit", data_roots=[str(tmp_path)])
     for source in (
         SiteData(scaling="none"),
         SiteData(path=str(tmp_path / "ward.csv"), scaling="none"),
         Table(str(tmp_path / "ward.csv")),
         Table(str(tmp_path / "ward.csv"), columns=columns, scaling="none"),
     ):
-        assert refused(source, folder, caplog, "dose", "ward.csv") == "columns"
+        assert check_site_refusal(source, folder, caplog, "dose", "ward.csv") == "columns"
         caplog.clear()
     for scaling in ("auto", "site"):
-        job = executor(SiteData(scaling=scaling), model=marked(FLAT))
-        assert "participants" in answer(job, check_in(job=OF_TABLE), folder)
+        job = make_executor(SiteData(scaling=scaling), model=marked(FLAT))
+        assert "participants" in answer(job, ask_check_in(job=OF_TABLE), folder)
 
 
 def test_a_damaged_memory_is_named_in_the_site_s_own_log_alone(tmp_path, caplog, monkeypatch):
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
-    folder = kit(tmp_path / "kit")
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "x.npz")))
+    folder = write_kit(tmp_path / "kit")
     job = {**JOB, "method": {"method": "ditto", "lam": 0.1}}
-    said = answer(executor(SiteData(), method=marked(job["method"])), train(), folder, wire.TRAIN_TASK)
+    said = answer(make_executor(SiteData(), method=marked(job["method"])), train(), folder, wire.TRAIN_TASK)
     assert not said["results"]["site-1"].get("error")
     (damaged,) = (tmp_path / "state").rglob("round-*.safetensors")
     damaged.write_bytes(b"0")
     again = train(memory_of="ward", round=1)
-    answer(executor(SiteData(), method=marked(job["method"])), again, folder, wire.TRAIN_TASK)
+    answer(make_executor(SiteData(), method=marked(job["method"])), again, folder, wire.TRAIN_TASK)
     assert str(damaged) in caplog.text and "no memory of round" in caplog.text
     assert "no memory of round" in loud(caplog) and str(tmp_path) not in loud(caplog)
 
@@ -172,23 +187,25 @@ NAMED |= dict.fromkeys(("mnist", "fashion-mnist", "emnist", "femnist", "cifar10"
 
 @pytest.mark.parametrize("name", sorted(SOURCES.keys() - {"digits", "heart", "stroke"}))
 def test_no_source_tells_whether_a_path_exists(tmp_path, caplog, name):
-    there, more = npz(tmp_path / "private" / "x.npz"), {"flag": "bloodmnist"} if name == "medmnist" else {}
-    folder = kit(tmp_path / "kit", data_roots=[str(tmp_path / "kit")])
+    there, more = write_kit_npz(tmp_path / "private" / "x.npz"), {"flag": "bloodmnist"} if name == "medmnist" else {}
+    folder = write_kit(tmp_path / "kit", data_roots=[str(tmp_path / "kit")])
     for path in (there, there.parent, tmp_path / "gone", "~/x.npz", "../x.npz", "x.npz", f"{tmp_path}/kit/../private"):
         caplog.clear()
-        assert refused(SOURCES[name](**{NAMED[name]: str(path)}, **more), folder, caplog, str(path)) == "path"
+        assert (
+            check_site_refusal(SOURCES[name](**{NAMED[name]: str(path)}, **more), folder, caplog, str(path)) == "path"
+        )
         assert "the job names" in caplog.text
 
 
 def test_a_folder_that_the_operator_allows_is_read_but_no_link_out_of_it(tmp_path, caplog):
-    data, private = tmp_path / "data", npz(tmp_path / "private" / "x.npz")
-    folder = kit(tmp_path / "kit", data_roots=[str(data)])
-    said = answer(executor(Npz(str(npz(data / "ward.npz")))), check_in(), folder)
+    data, private = tmp_path / "data", write_kit_npz(tmp_path / "private" / "x.npz")
+    folder = write_kit(tmp_path / "kit", data_roots=[str(data)])
+    said = answer(make_executor(Npz(str(write_kit_npz(data / "ward.npz")))), ask_check_in(), folder)
     assert said["participants"] == [{"name": "site-1", "samples": 20, "group": None, "tested": True}]
     (data / "link.npz").symlink_to(private)
     (data / "inside.npz").symlink_to(data / "ward.npz")
-    assert "participants" in answer(executor(Npz(str(data / "inside.npz"))), check_in(), folder)
-    assert refused(Npz(str(data / "link.npz")), folder, caplog, str(private)) == "path"
+    assert "participants" in answer(make_executor(Npz(str(data / "inside.npz"))), ask_check_in(), folder)
+    assert check_site_refusal(Npz(str(data / "link.npz")), folder, caplog, str(private)) == "path"
 
 
 @pytest.mark.parametrize("what", ["train", "train/a", "train/a/0.png"])
@@ -201,91 +218,94 @@ def test_a_folder_of_images_is_not_left_by_a_link(tmp_path, monkeypatch, what):
         return root
 
     inside, outside = images(tmp_path / "data" / "ward"), images(tmp_path / "private")
-    folder = kit(tmp_path / "kit", data_roots=[str(tmp_path / "data")])
-    assert "participants" in answer(executor(Folder(str(inside))), check_in(), folder)
+    folder = write_kit(tmp_path / "kit", data_roots=[str(tmp_path / "data")])
+    assert "participants" in answer(make_executor(Folder(str(inside))), ask_check_in(), folder)
     (inside / what).rename(tmp_path / "moved")
     (inside / what).symlink_to(outside / what)
-    assert answer(executor(Folder(str(inside))), check_in(), folder)["error"] == "path"
+    assert answer(make_executor(Folder(str(inside))), ask_check_in(), folder)["error"] == "path"
     monkeypatch.setenv("CFL_DATA", str(inside))  # the operator may well link
-    assert "participants" in answer(executor(SiteData()), check_in(), folder)
+    assert "participants" in answer(make_executor(SiteData()), ask_check_in(), folder)
 
 
 def test_what_the_operator_names_is_read_with_its_variables(tmp_path, monkeypatch):
-    monkeypatch.setenv("WARD", str(npz(tmp_path / "ward" / "x.npz").parent))
+    monkeypatch.setenv("WARD", str(write_kit_npz(tmp_path / "ward" / "x.npz").parent))
     monkeypatch.setenv("CFL_DATA", "$WARD/x.npz")
-    assert "participants" in answer(executor(SiteData()), check_in(), kit(tmp_path / "kit"))
+    assert "participants" in answer(make_executor(SiteData()), ask_check_in(), write_kit(tmp_path / "kit"))
     found = read_source("npz:path=$WARD/x.npz")  # the command line is the user's own
     assert isinstance(found, Npz) and found.path == str(tmp_path / "ward" / "x.npz")
 
 
 @pytest.mark.parametrize("study", ["other", "../data/other", ".."])
 def test_no_job_reads_another_study_s_data(tmp_path, caplog, monkeypatch, study):
-    mounted = npz(tmp_path / "data" / "other" / "cells" / "x.npz").parent
+    mounted = write_kit_npz(tmp_path / "data" / "other" / "cells" / "x.npz").parent
     monkeypatch.setattr(sources, "MOUNTS", tmp_path / "data")
     monkeypatch.setattr("os.path.ismount", lambda path: Path(path) in (mounted, mounted.parent))
     source = {"class_path": "cfl_flare.data.sources.SiteData", "args": {"study": study}}
-    assert refused(source, kit(tmp_path / "kit"), caplog, str(mounted)) == "config"
+    assert check_site_refusal(source, write_kit(tmp_path / "kit"), caplog, str(mounted)) == "config"
 
 
 def test_no_job_downloads_into_a_site_s_folder(tmp_path, caplog):
-    folder = kit(tmp_path / "kit", data_roots=[str(tmp_path)])
-    assert refused(MNIST(root=str(tmp_path), download=True), folder, caplog) == "path"
+    folder = write_kit(tmp_path / "kit", data_roots=[str(tmp_path)])
+    assert check_site_refusal(MNIST(root=str(tmp_path), download=True), folder, caplog) == "path"
     assert not (tmp_path / "MNIST").exists()
 
 
 def test_a_site_takes_part_in_no_job_below_its_floor(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
-    folder, agreed = kit(tmp_path / "kit"), kit(tmp_path / "agreed", min_sites_per_cluster=1)
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "x.npz")))
+    folder, agreed = write_kit(tmp_path / "kit"), write_kit(tmp_path / "agreed", min_sites_per_cluster=1)
     weak = {"min_sites_per_cluster": (2, None, "9", float("nan")), "min_samples_per_cluster": (29, None, 1)}
     weak |= {"hold_small_clusters": (False, None), "max_weight_share": (0.51, 1.0, 0.0, None, float("nan"))}
     for name, values in weak.items():
         for value in values:
             task = {"bounds": {**BOUNDS, name: value}}
-            assert answer(executor(SiteData()), check_in(**task), folder)["error"] == "floor", (name, value)
+            assert answer(make_executor(SiteData()), ask_check_in(**task), folder)["error"] == "floor", (name, value)
             assert f"{name} = {value}, as the server states it, is weaker than the" in caplog.text
-            assert "participants" in answer(executor(SiteData()), check_in(**task), agreed)
+            assert "participants" in answer(make_executor(SiteData()), ask_check_in(**task), agreed)
     for nothing in (None, {}, [], 3):  # an older server, or one that leaves it out
-        assert answer(executor(SiteData()), check_in(bounds=nothing), folder)["error"] == "floor"
-    assert "participants" in answer(executor(SiteData()), check_in(), folder)
+        assert answer(make_executor(SiteData()), ask_check_in(bounds=nothing), folder)["error"] == "floor"
+    assert "participants" in answer(make_executor(SiteData()), ask_check_in(), folder)
 
 
 @pytest.mark.parametrize(("policy", "value"), [("min_samples_per_cluster", 50), ("max_weight_share", 0.3)])
 def test_an_operator_may_ask_for_more_than_the_defaults(tmp_path, monkeypatch, policy, value):
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
-    folder = kit(tmp_path / "kit", **{policy: value})
-    assert answer(executor(SiteData()), check_in(), folder)["error"] == "floor"
-    task = check_in(bounds={**BOUNDS, policy: value})
-    assert "participants" in answer(executor(SiteData()), task, folder)
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "x.npz")))
+    folder = write_kit(tmp_path / "kit", **{policy: value})
+    assert answer(make_executor(SiteData()), ask_check_in(), folder)["error"] == "floor"
+    task = ask_check_in(bounds={**BOUNDS, policy: value})
+    assert "participants" in answer(make_executor(SiteData()), task, folder)
 
 
 def test_simulations_and_pocs_need_no_policy(tmp_path, monkeypatch):
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "x.npz")))
     open_to_all = {"bounds": {**BOUNDS, "min_sites_per_cluster": 1, "max_weight_share": 1.0}}
-    simulator, poc = kit(tmp_path / "simulator", real=False), kit(tmp_path / "poc" / "project" / "prod_00" / "site-1")
-    assert "participants" in answer(executor(SiteData()), check_in(**open_to_all), simulator)
-    assert answer(executor(SiteData()), check_in(**open_to_all), poc)["error"] == "floor"
+    simulator, poc = (
+        write_kit(tmp_path / "simulator", real=False),
+        write_kit(tmp_path / "poc" / "project" / "prod_00" / "site-1"),
+    )
+    assert "participants" in answer(make_executor(SiteData()), ask_check_in(**open_to_all), simulator)
+    assert answer(make_executor(SiteData()), ask_check_in(**open_to_all), poc)["error"] == "floor"
     monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(tmp_path / "poc"))
-    assert "participants" in answer(executor(SiteData()), check_in(**open_to_all), poc)
+    assert "participants" in answer(make_executor(SiteData()), ask_check_in(**open_to_all), poc)
     monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(tmp_path))  # a kit that only lies somewhere below it
-    assert answer(executor(SiteData()), check_in(**open_to_all), poc)["error"] == "floor"
+    assert answer(make_executor(SiteData()), ask_check_in(**open_to_all), poc)["error"] == "floor"
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/../../b", "/tmp/x", "a/b"])
 def test_a_run_s_name_is_no_way_to_another_folder(tmp_path, monkeypatch, caplog, name):
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
-    folder, job = kit(tmp_path / "kit"), {**JOB, "run_name": name}
-    assert answer(executor(SiteData(), run_name=name), check_in(job=job), folder)["error"] == "config"
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "x.npz")))
+    folder, job = write_kit(tmp_path / "kit"), {**JOB, "run_name": name}
+    assert answer(make_executor(SiteData(), run_name=name), ask_check_in(job=job), folder)["error"] == "config"
     assert f"run: run_name = {name!r} should be letters" in caplog.text
-    assert answer(executor(SiteData()), check_in(), folder)["participants"]
-    said = answer(executor(SiteData()), train(memory_of=name or "/"), folder, wire.TRAIN_TASK)
+    assert answer(make_executor(SiteData()), ask_check_in(), folder)["participants"]
+    said = answer(make_executor(SiteData()), train(memory_of=name or "/"), folder, wire.TRAIN_TASK)
     assert said["error"] == "config"
 
 
 def test_a_broken_policy_allows_nothing(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
-    folder = kit(tmp_path / "kit")
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "x.npz")))
+    folder = write_kit(tmp_path / "kit")
     (folder / "local" / "cfl.json").write_text('{"data_roots": ["relative"]}')
-    assert refused(SiteData(), folder, caplog) == "config"
+    assert check_site_refusal(SiteData(), folder, caplog) == "config"
 
 
 def train(**changes) -> Shareable:
@@ -317,9 +337,9 @@ def test_a_participant_s_failure_leaves_as_a_code_and_its_traceback_is_kept_once
     def fails(*arguments, **settings):
         raise error
 
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "x.npz")))
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "x.npz")))
     monkeypatch.setattr(Learner, "train", fails)
-    said = answer(executor(SiteData()), train(), kit(tmp_path / "kit"), wire.TRAIN_TASK)
+    said = answer(make_executor(SiteData()), train(), write_kit(tmp_path / "kit"), wire.TRAIN_TASK)
     assert said["results"] == {"site-1": {"metrics": {}, "error": code}}
     assert errors(caplog) == f"[identity=site-1, run=job]: round 0: site-1 failed: {code}"
     assert caplog.text.count("in full: Traceback (most recent call last)") == 1
@@ -359,7 +379,7 @@ def test_the_code_of_an_error_is_that_of_its_cause_where_disk_or_memory_ran_out(
 
 
 def test_the_server_too_opens_no_file_for_a_job_but_the_job_s_own(tmp_path):
-    folder = kit(tmp_path / "kit")
+    folder = write_kit(tmp_path / "kit")
     (folder / "startup" / "fed_client.json").rename(folder / "startup" / "fed_server.json")
     fl_ctx = context(folder)
     carried = Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir("job"))
@@ -379,7 +399,7 @@ def test_the_server_too_opens_no_file_for_a_job_but_the_job_s_own(tmp_path):
         with pytest.raises(PathError, match="run: initial_ckpt: the job names"):
             begins(JOB["method"], path)
     with pytest.raises(PathError, match="indicator_file: the job names"):
-        begins({"method": "fedds", "k": 2, "indicator_file": str(npz(tmp_path / "x.npz"))})
+        begins({"method": "fedds", "k": 2, "indicator_file": str(write_kit_npz(tmp_path / "x.npz"))})
 
 
 PRIVATE = {**JOB, "training": {"local_steps": 2, "dp": {"epsilon": 3.0, "rounds": 2, "measured": 2}}}
@@ -393,32 +413,32 @@ def spent_at(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str,
 
 
 def private_job(**changes: Any) -> ClusteredExecutor:
-    return executor(SiteData(), training=marked({**PRIVATE["training"], **changes}))
+    return make_executor(SiteData(), training=marked({**PRIVATE["training"], **changes}))
 
 
-def job_of(site: ClusteredExecutor) -> dict[str, Any]:
+def describe_job(site: ClusteredExecutor) -> dict[str, Any]:
     return {**JOB, "training": unmarked(site.training)}
 
 
 def test_a_job_with_privacy_writes_into_the_ledger_before_it_says_a_number(tmp_path, monkeypatch, capsys):
-    data, folder = npz(tmp_path / "ward.npz"), kit(tmp_path / "site-1", epsilon_budget=4.0)
+    data, folder = write_kit_npz(tmp_path / "ward.npz"), write_kit(tmp_path / "site-1", epsilon_budget=4.0)
     monkeypatch.setenv("CFL_DATA", str(data))
     site = private_job()
-    said = answer(site, check_in(job=job_of(site)), folder)
+    said = answer(site, ask_check_in(job=describe_job(site)), folder)
     (spent,) = spent_at(folder, capsys)
     assert spent["places"] == [str(data)] and spent["lines"] == 2 and 0 < spent["epsilon"] < 3
     again = private_job()  # the process was restarted: the number is the same, and nothing is spent
-    assert answer(again, check_in(job=job_of(site)), folder) == said
+    assert answer(again, ask_check_in(job=describe_job(site)), folder) == said
     assert spent_at(folder, capsys) == [spent]
     assert main(["site", "ledger", "--kit", str(folder)]) == 0
     assert "at delta 1e-05, of 4;" in capsys.readouterr().out
     large = private_job(dp={"epsilon": 4.5})
-    assert answer(large, check_in(job=job_of(large)), folder)["error"] == "budget"
+    assert answer(large, ask_check_in(job=describe_job(large)), folder)["error"] == "budget"
 
 
 def test_a_server_that_sends_a_round_again_and_again_gets_no_more_than_the_budget(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
-    folder, site = kit(tmp_path / "site-1", epsilon_budget=4.0), private_job()
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "ward.npz")))
+    folder, site = write_kit(tmp_path / "site-1", epsilon_budget=4.0), private_job()
     codes = [answer(site, train(), folder, wire.TRAIN_TASK)["results"]["site-1"].get("error") for _ in range(4)]
     assert codes[0] is None and codes[-1] == "budget"
     (spent,) = spent_at(folder, capsys)
@@ -430,35 +450,35 @@ def test_a_server_that_sends_a_round_again_and_again_gets_no_more_than_the_budge
 
 @pytest.mark.parametrize(("budget", "code"), [({}, None), ({"epsilon_budget": 4.0}, "budget")])
 def test_a_site_with_a_budget_takes_no_job_without_privacy(tmp_path, monkeypatch, budget, code):
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
-    folder = kit(tmp_path / "site-1", **budget)
-    assert answer(executor(SiteData()), check_in(), folder).get("error") == code
-    assert answer(executor(SiteData()), train(), folder, wire.TRAIN_TASK).get("error") == code
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "ward.npz")))
+    folder = write_kit(tmp_path / "site-1", **budget)
+    assert answer(make_executor(SiteData()), ask_check_in(), folder).get("error") == code
+    assert answer(make_executor(SiteData()), train(), folder, wire.TRAIN_TASK).get("error") == code
 
 
 def test_a_job_that_names_the_data_itself_is_refused_where_there_is_a_budget(tmp_path, caplog):
-    data = npz(tmp_path / "data" / "ward.npz")
-    folder = kit(tmp_path / "site-1", epsilon_budget=4.0, data_roots=[str(data.parent)])
-    site = executor(Npz(str(data)), training=marked(PRIVATE["training"]))
-    assert answer(site, check_in(job=job_of(site)), folder)["error"] == "budget"
+    data = write_kit_npz(tmp_path / "data" / "ward.npz")
+    folder = write_kit(tmp_path / "site-1", epsilon_budget=4.0, data_roots=[str(data.parent)])
+    site = make_executor(Npz(str(data)), training=marked(PRIVATE["training"]))
+    assert answer(site, ask_check_in(job=describe_job(site)), folder)["error"] == "budget"
     assert "is for what the operator names by $CFL_DATA" in caplog.text
 
 
 def test_a_ledger_that_cannot_be_trusted_ends_the_job_until_the_operator_accepts_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
-    folder, site = kit(tmp_path / "site-1"), private_job()
-    answer(site, check_in(job=job_of(site)), folder)
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "ward.npz")))
+    folder, site = write_kit(tmp_path / "site-1"), private_job()
+    answer(site, ask_check_in(job=describe_job(site)), folder)
     (file,) = (tmp_path / "state" / "_privacy").glob("*.jsonl")
     file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
-    assert answer(private_job(), check_in(job=job_of(site)), folder)["error"] == "ledger"
+    assert answer(private_job(), ask_check_in(job=describe_job(site)), folder)["error"] == "ledger"
     assert main(["site", "ledger", "--kit", str(folder)]) == 2
     assert "is no current copy" in capsys.readouterr().err
     assert main(["site", "ledger", "--kit", str(folder), "--accept", "restored after a crash"]) == 0
     assert "accepted 20" in capsys.readouterr().out
-    assert "error" not in answer(private_job(), check_in(job=job_of(site)), folder)
+    assert "error" not in answer(private_job(), ask_check_in(job=describe_job(site)), folder)
 
 
-def filtered(folder: Path, result: Shareable, job: Any = None) -> Shareable:
+def filter_result(folder: Path, result: Shareable, job: Any = None) -> Shareable:
     fl_ctx = context(folder)
     fl_ctx.set_prop(FLContextKey.RUNNER, SimpleNamespace(find_executor=lambda task: job))
     fl_ctx.set_prop(FLContextKey.TASK_NAME, "train")
@@ -479,14 +499,14 @@ def failure_in(result: Shareable) -> str:
 
 
 def test_a_scripts_result_leaves_when_what_it_spends_is_in_the_ledger(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
-    folder = kit(tmp_path / "site-1", epsilon_budget=5.0)
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "ward.npz")))
+    folder = write_kit(tmp_path / "site-1", epsilon_budget=5.0)
     for _ in range(2):
-        sent = FLModelUtils.from_shareable(filtered(folder, of_script(privacy=SAYS, NUM_STEPS_CURRENT_ROUND=3)))
+        sent = FLModelUtils.from_shareable(filter_result(folder, of_script(privacy=SAYS, NUM_STEPS_CURRENT_ROUND=3)))
         assert sent.params["w"].tolist() == [1, 1] and sent.metrics == {"loss": 1.0} and "privacy" not in sent.meta
     (spent,) = spent_at(folder, capsys)
     assert spent["epsilon"] == pytest.approx(epsilon_of(np.array(ORDERS) * 4 / 4 / 2, 1e-5), rel=1e-9)
-    assert failure_in(filtered(folder, of_script(privacy=SAYS))).startswith("budget: its privacy budget")
+    assert failure_in(filter_result(folder, of_script(privacy=SAYS))).startswith("budget: its privacy budget")
     assert spent_at(folder, capsys) == [spent]
 
 
@@ -505,42 +525,53 @@ def test_a_scripts_result_leaves_when_what_it_spends_is_in_the_ledger(tmp_path, 
     ],
 )
 def test_a_script_that_does_not_say_what_it_spends_sends_nothing_from_a_site_with_a_budget(tmp_path, meta):
-    folder = kit(tmp_path / "site-1", epsilon_budget=5.0)
-    assert failure_in(filtered(folder, of_script(**meta))).startswith("budget: ")
+    folder = write_kit(tmp_path / "site-1", epsilon_budget=5.0)
+    assert failure_in(filter_result(folder, of_script(**meta))).startswith("budget: ")
     assert not list((tmp_path / "state").rglob("*.jsonl"))
 
 
 def test_what_the_filter_of_the_ledger_leaves_alone(tmp_path):
-    plain, tight = kit(tmp_path / "site-1"), kit(tmp_path / "site-2", epsilon_budget=5.0)
-    for folder, job in ((plain, None), (tight, executor(SiteData())), (kit(tmp_path / "sim", real=False), None)):
+    plain, tight = write_kit(tmp_path / "site-1"), write_kit(tmp_path / "site-2", epsilon_budget=5.0)
+    for folder, job in (
+        (plain, None),
+        (tight, make_executor(SiteData())),
+        (write_kit(tmp_path / "sim", real=False), None),
+    ):
         result = of_script()
-        assert filtered(folder, result, job) is result
+        assert filter_result(folder, result, job) is result
     answer = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     answer["leak"] = 1
-    assert filtered(plain, answer) is answer
-    assert "leak" not in filtered(tight, answer) and filtered(tight, answer).get_return_code() != ReturnCode.OK
-    assert filtered(tight, Shareable({"leak": 1})).get_return_code() == ReturnCode.ERROR
+    assert filter_result(plain, answer) is answer
+    assert (
+        "leak" not in filter_result(tight, answer) and filter_result(tight, answer).get_return_code() != ReturnCode.OK
+    )
+    assert filter_result(tight, Shareable({"leak": 1})).get_return_code() == ReturnCode.ERROR
 
 
 GROUPS = {"method": "groups", "groups": ["nl", "gr"]}
 
 
-def named(folder: Path, source, **changes) -> dict:
+def answer_named_groups(folder: Path, source, **changes) -> dict:
     """What a site says of itself to a job that lists groups."""
     job = {**JOB, "method": GROUPS, **changes}
-    return answer(executor(source, **{key: marked(value) for key, value in job.items()}), check_in(job=job), folder)
+    return answer(
+        make_executor(source, **{key: marked(value) for key, value in job.items()}), ask_check_in(job=job), folder
+    )
 
 
 @pytest.mark.parametrize("label, sent", [("nl", "nl"), ("athens-ward-7", None), (None, None)])
 def test_a_site_says_which_of_the_listed_groups_it_is_in_and_no_other_text(tmp_path, monkeypatch, caplog, label, sent):
     caplog.set_level("INFO")
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "ward.npz")))
     monkeypatch.setenv("CFL_GROUP", label or "")
-    said = named(kit(tmp_path / "kit"), SiteData())
+    said = answer_named_groups(write_kit(tmp_path / "kit"), SiteData())
     assert said["participants"][0].get("label") == sent
     assert ("names none of the job's groups" in caplog.text) == (sent is None)
     assert "athens" not in str(said) + loud(caplog)
-    assert "label" not in answer(executor(SiteData()), check_in(), kit(tmp_path / "other"))["participants"][0]
+    assert (
+        "label"
+        not in answer(make_executor(SiteData()), ask_check_in(), write_kit(tmp_path / "other"))["participants"][0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -552,10 +583,10 @@ def test_a_table_s_column_names_the_site_s_group_if_all_rows_agree(tmp_path, cap
     rows = "".join(f"{i / 7},{names[i % len(names)]},{i % 2}\n" for i in range(40))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "ward.csv").write_text(f"share,ward,label\n{rows}")
-    folder = kit(tmp_path / "kit", data_roots=[str(tmp_path / "data")])
+    folder = write_kit(tmp_path / "kit", data_roots=[str(tmp_path / "data")])
     source = Table(str(tmp_path / "data" / "ward.csv"), group="ward")
     model = {**JOB["model"], "args": {"input_shape": [1], "num_classes": 2}}
-    said = named(folder, source, model=model, training={"local_steps": 2} | ({"dp": dp} if dp else {}))
+    said = answer_named_groups(folder, source, model=model, training={"local_steps": 2} | ({"dp": dp} if dp else {}))
     if outcome in ("data", "config"):
         assert said == {"schema": said["schema"], "error": outcome}
         assert ("column 'ward' names 2 groups" if outcome == "data" else "set CFL_GROUP") in caplog.text

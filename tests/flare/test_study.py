@@ -23,36 +23,26 @@ from cfl_flare.flare.allowed import CLASSES
 from cfl_flare.flare.several import CANDIDATE, SeveralExecutor, candidates_of
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.study import load_study
-from tests.helpers.kits import HOSTILE, SITES, Bench, fl_context, of_sites, plan_of
+from tests.helpers.kits import HOSTILE, SITES, Bench, fl_context, of_sites, plan_digits_run
+from tests.helpers.resumed import assert_same_models, read_models
+
+pytestmark = pytest.mark.usefixtures("state_root")
 
 THEIRS = {"p2", "p3"}
 
 
-@pytest.fixture(autouse=True)
-def state(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
-def found(results: Path) -> dict:
+def read_findings(results: Path) -> dict:
     """What a study found, but for how long it took."""
     study = load_study(results)
     rungs = [{key: value for key, value in rung.items() if key != "seconds"} for rung in study["rungs"]]
     return {"found": study["found"], "rungs": rungs, "verdict": study["verdict"], "titles": study["titles"]}
 
 
-def models(results: Path) -> dict[str, dict[str, np.ndarray]]:
-    """The models of all candidates."""
-    return {str(p.relative_to(results)): load_arrays(p)[0] for p in sorted(results.glob("*/clusters/*.safetensors"))}
-
-
-def assert_same(one: Path, other: Path) -> None:
-    assert found(one) == found(other)
-    ours, theirs = models(one), models(other)
-    assert ours.keys() == theirs.keys() != set()
-    for name, arrays in ours.items():
-        for key, array in arrays.items():
-            np.testing.assert_array_equal(array, theirs[name][key], err_msg=f"{name} {key}")
+def assert_same_studies(one: Path, other: Path) -> None:
+    assert read_findings(one) == read_findings(other)
+    ours = read_models(one, "*/clusters/*.safetensors")
+    theirs = read_models(other, "*/clusters/*.safetensors")
+    assert_same_models(ours, theirs)
 
 
 def content(answer) -> dict:
@@ -65,7 +55,7 @@ def content(answer) -> dict:
 def test_a_job_finds_what_the_loop_finds_bit_by_bit(tmp_path):
     job = Bench(tmp_path / "job").play(rungs=2)
     assert not job.panics
-    trainer = InProcess(plan_of(), tmp_path / "loop")
+    trainer = InProcess(plan_digits_run(), tmp_path / "loop")
     study = Study(trainer, first_candidates(trainer.module), StudySettings(rungs=2))
     study.run()
     loop, its = json.loads(json.dumps(study.journal.to_dict(4))), load_study(job.results)
@@ -111,7 +101,7 @@ def test_tasks_name_a_candidate_and_nothing_of_what_it_is(tmp_path):
     }
 
 
-def test_what_a_candidate_keeps_never_leaves_and_stays_apart_from_the_others(tmp_path, state):
+def test_what_a_candidate_keeps_never_leaves_and_stays_apart_from_the_others(tmp_path, state_root):
     job = Bench(tmp_path / "job").play(rungs=1, num_rounds=2)
     sent = {}
     for _, _, name, _, answer in job.sent:
@@ -125,11 +115,13 @@ def test_what_a_candidate_keeps_never_leaves_and_stays_apart_from_the_others(tmp
     for name in private:
         assert sent[name] and not [key for key in sent[name] if key.endswith("bias")]
     for site in SITES:
-        kept = {p.parent.name: set(load_arrays(p)[0]) for p in (state / "study" / site).glob("*/round-*.safetensors")}
+        kept = {
+            p.parent.name: set(load_arrays(p)[0]) for p in (state_root / "study" / site).glob("*/round-*.safetensors")
+        }
         assert kept.keys() == {"local", *private}
-        served = {p.parents[1].name for p in (state / "study" / site).glob("*/served/*.safetensors")}
+        served = {p.parents[1].name for p in (state_root / "study" / site).glob("*/served/*.safetensors")}
         assert served == set(load_study(job.results)["verdict"]["tested"])
-    at_server = list((state / "study" / "server").glob("*-bias/state/*.safetensors"))
+    at_server = list((state_root / "study" / "server").glob("*-bias/state/*.safetensors"))
     assert at_server and not [key for path in at_server for key in load_arrays(path)[0] if key.endswith("bias")]
 
 
@@ -192,7 +184,7 @@ def draws(said, asked):
             own["bootstrap"]["draw"] = (own["bootstrap"]["draw"] + len(asked["candidate"])) % 2**16
 
 
-def values(said, asked):
+def set_huge_bootstrap(said, asked):
     for own in said["results"].values():
         if "bootstrap" in own:
             own["bootstrap"]["values"] = {"served_accuracy": [1e300] * 50}
@@ -208,7 +200,7 @@ ATTACKS = {
     "another split's": (lambda said, asked: said.update(split="test" if said["split"] == "validation" else 0), "local"),
     "no candidate's": (lambda said, asked: said.pop("candidate"), "local"),
     "other draws": (draws, "fedavg"),
-    "huge values": (values, "local"),
+    "huge values": (set_huge_bootstrap, "local"),
     "no draws": (none, "local"),
     "a list": (lambda said, asked: said.update(results=[1]), "local"),
 }
@@ -333,12 +325,12 @@ def test_a_resumed_study_ends_as_if_it_had_not_stopped(tmp_path, name):
     assert load_study(first.results)["verdict"]["rounds"] == 2
     later = Bench(tmp_path / "later").play(rungs=2, run_name=name, resume_from="study")
     assert not later.panics
-    assert_same(later.results, whole.results)
+    assert_same_studies(later.results, whole.results)
     rounds = {content(said)["round"] for task, _, _, _, said in later.sent if task == wire.TRAIN_TASK}
     assert rounds == {2, 3, 4} and "number-of-clusters" not in {one[2] for one in later.sent}
     done = Bench(tmp_path / "done").play(rungs=2, run_name=name, resume_from=name)
     assert not done.sent and not done.panics  # nothing is left to do
-    assert_same(done.results, whole.results)
+    assert_same_studies(done.results, whole.results)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.95])
@@ -356,7 +348,7 @@ def test_an_aborted_study_goes_on_where_it_was(tmp_path, share):
     assert first.signal.triggered and len(first.sent) < stop + 6 and not first.panics
     later = Bench(tmp_path / "later").play(rungs=2, resume_from="study")
     assert not later.panics
-    assert_same(later.results, whole.results)
+    assert_same_studies(later.results, whole.results)
 
 
 def test_a_study_is_resumed_with_its_own_classes(tmp_path, monkeypatch):
@@ -371,24 +363,24 @@ def test_a_study_is_resumed_with_its_own_classes(tmp_path, monkeypatch):
     assert not play_with("a", "b", resume_from="study").panics
 
 
-def test_a_study_of_the_same_name_begins_anew_and_keeps_the_old_one(tmp_path, state):
+def test_a_study_of_the_same_name_begins_anew_and_keeps_the_old_one(tmp_path, state_root):
     for folder in ("first", "second"):
         job = Bench(tmp_path / folder).play(rungs=1, num_rounds=2)
         assert not job.panics
-    assert (state / "study" / "server" / "previous" / "study.json").is_file()
-    assert_same(tmp_path / "first" / "server" / "job" / "cfl", job.results)
+    assert (state_root / "study" / "server" / "previous" / "study.json").is_file()
+    assert_same_studies(tmp_path / "first" / "server" / "job" / "cfl", job.results)
 
 
-def test_only_the_same_study_is_resumed(tmp_path, state):
+def test_only_the_same_study_is_resumed(tmp_path, state_root):
     (panic,) = Bench(tmp_path / "none").play(resume_from="study").panics
     assert "holds no study: there is no study.json" in panic
     Bench(tmp_path / "first").play(rungs=2, minutes=1e-9)
-    before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in state_root.rglob("*") if path.is_file()}
     (panic,) = Bench(tmp_path / "other").play(rungs=2, resume_from="study", seed=1).panics
     assert "resume_from = 'study' is of a study with other settings (data, run); give the same ones" in panic
     (panic,) = Bench(tmp_path / "more").play(rungs=3, resume_from="study", run_name="new").panics
     assert "other settings (study)" in panic
-    assert before == {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
+    assert before == {path: path.read_bytes() for path in state_root.rglob("*") if path.is_file()}
 
 
 # ---- Several methods ----

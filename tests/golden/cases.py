@@ -61,70 +61,70 @@ class Case:
         return " ".join([*self.options, *(f"[{text}]" for text in more)])
 
 
-def method(text: str, *penalties: str) -> tuple[str, ...]:
+def list_method_words(text: str, *penalties: str) -> tuple[str, ...]:
     """The options of a method with its penalties."""
     return ("--method", text, *(word for penalty in penalties for word in ("--penalty", penalty)))
 
 
 METHODS: dict[str, tuple[str, ...]] = {
-    "fedavg": method("fedavg"),
-    "fedavg-uniform": method("fedavg:weighting=uniform"),
-    "fedprox": method("fedprox:mu=0.1"),
-    "fedprox-finetune": method("fedprox:mu=0.1,finetune=True,finetune_epochs=2"),
-    "finetune": method("finetune"),
-    "local": method("local"),
-    "fedper": method("fedper"),
-    "fedbabu": method("fedbabu"),
-    "ditto": method("ditto:lam=0.5"),
-    "per-fedavg": method("per-fedavg:personal_steps=2"),
-    "ifca": method("ifca:k=3"),
-    "ifca-few-samples": method("ifca:k=3,assignment_samples=10"),
-    "ifca-shared": method("ifca:k=3,shared_backbone=True"),
-    "ifca-finetune": method("ifca:k=3,finetune=True"),
-    "fesem": method("fesem:k=3"),
-    "fesem-few-shot": method("fesem:k=3,clustering_rounds=2"),
-    "wecfl": method("wecfl:k=3"),
-    "wecfl-few-shot": method("wecfl:k=3,clustering_rounds=1"),
-    "wecfl-head": method("wecfl:k=3,cluster_on=head,starts=3,seed=5"),
-    "wecfl-finetune": method("wecfl:k=3,finetune=True"),
-    "cgpfl": method("cgpfl:k=3"),
-    "fedac": method("fedac:k=3,map_every=2"),
-    "fedac-l2": method("fedac:k=3,similarity=l2,tuning=False"),
-    "fedac-merges": method("fedac:k=4,low=0.5,high=0.9,cooldown=1,dimensions=3"),
-    "fedds": method("fedds:k=3"),
-    "feddsmic": method("feddsmic:k=3"),
-    "fedcuau": method("fedcuau:k=3"),
-    "fedcuau-fedprox": method("fedcuau:base=fedprox,finetune=True"),
-    "fedcuau-fedbabu": (*method("fedcuau:base=fedbabu"), *DEEPER),
-    "fedcuau-fedper": (*method("fedcuau:base=fedper"), *DEEPER),
-    "cfl": method("cfl:eps1=9,eps2=0"),
-    "fl-hc": method("fl-hc:k=3,rounds_before=1"),
-    "fl-hc-threshold": method("fl-hc:threshold=0.5,rounds_before=2,metric=cosine,linkage=average"),
-    "fedgroup": method("fedgroup:k=3"),
-    "clove": method("clove:k=3"),
-    "clove-silhouette": method("clove:k=4,silhouette=True,stable=None"),
-    "cfl-gp": method("cfl-gp:k=3"),
-    "groups": method(f"groups:groups={GIVEN}"),
-    "groups-warmup": method(f"groups:groups={GIVEN},warmup=2,pull=0.1,finetune=True"),
-    "ifca-cam": method("ifca-cam:k=3,warmup=2"),
-    "ifca-cam-alternating": method("ifca-cam:k=3,warmup=1,updates=alternating"),
-    "ifca-cam-damped": method("ifca-cam:k=3,warmup=1,step=damped"),
-    "ifca-cam-finetune": method("ifca-cam:k=3,warmup=1,finetune=True"),
-    "fesem-cam": method("fesem-cam:k=3,warmup=2"),
-    "fesem-cam-alternating": method("fesem-cam:k=3,warmup=1,updates=alternating"),
-    "wecfl-cam": method("wecfl-cam:k=3,warmup=2,lam=0.1,clustering_rounds=3"),
-    "fedavg+": method("fedavg+:k=2"),
-    "fedavg+finetune": method("fedavg+:k=2,finetune=True"),
-    "fedprox+": method("fedprox+:k=2,mu=0.1"),
-    "fedavg+ifca": method("fedavg+ifca:k=3"),
-    "fedavg+fesem": method("fedavg+fesem:k=3"),
-    "together": method("ensemble:parts=[{'method':'ditto'},{'method':'wecfl','k':3}],vote=logits"),
-    "together-cuau": method("ensemble:parts=[{'method':'fedcuau'},{'method':'fedper'}]"),
-    "fedavg-prox": method("fedavg", "proximal:mu=0.1,scope=backbone"),
-    "ditto-prox": method("ditto", PROX),
-    "cam-penalties": method(NESTED_CAM),
+    "fedavg": list_method_words("fedavg"),
+    "fedavg-uniform": list_method_words("fedavg:weighting=uniform"),
+    "fedprox": list_method_words("fedprox:mu=0.1"),
+    "fedprox-finetune": list_method_words("fedprox:mu=0.1,finetune=True,finetune_epochs=2"),
+    "finetune": list_method_words("finetune"),
+    "local": list_method_words("local"),
+    "fedper": list_method_words("fedper"),
+    "fedbabu": list_method_words("fedbabu"),
+    "ditto": list_method_words("ditto:lam=0.5"),
+    "per-fedavg": list_method_words("per-fedavg:personal_steps=2"),
+    "ifca": list_method_words("ifca:k=3"),
+    "ifca-few-samples": list_method_words("ifca:k=3,assignment_samples=10"),
+    "ifca-shared": list_method_words("ifca:k=3,shared_backbone=True"),
+    "ifca-finetune": list_method_words("ifca:k=3,finetune=True"),
+    "fesem": list_method_words("fesem:k=3"),
+    "fesem-few-shot": list_method_words("fesem:k=3,clustering_rounds=2"),
+    "wecfl": list_method_words("wecfl:k=3"),
+    "wecfl-few-shot": list_method_words("wecfl:k=3,clustering_rounds=1"),
+    "wecfl-head": list_method_words("wecfl:k=3,cluster_on=head,starts=3,seed=5"),
+    "wecfl-finetune": list_method_words("wecfl:k=3,finetune=True"),
+    "cgpfl": list_method_words("cgpfl:k=3"),
+    "fedac": list_method_words("fedac:k=3,map_every=2"),
+    "fedac-l2": list_method_words("fedac:k=3,similarity=l2,tuning=False"),
+    "fedac-merges": list_method_words("fedac:k=4,low=0.5,high=0.9,cooldown=1,dimensions=3"),
+    "fedds": list_method_words("fedds:k=3"),
+    "feddsmic": list_method_words("feddsmic:k=3"),
+    "fedcuau": list_method_words("fedcuau:k=3"),
+    "fedcuau-fedprox": list_method_words("fedcuau:base=fedprox,finetune=True"),
+    "fedcuau-fedbabu": (*list_method_words("fedcuau:base=fedbabu"), *DEEPER),
+    "fedcuau-fedper": (*list_method_words("fedcuau:base=fedper"), *DEEPER),
+    "cfl": list_method_words("cfl:eps1=9,eps2=0"),
+    "fl-hc": list_method_words("fl-hc:k=3,rounds_before=1"),
+    "fl-hc-threshold": list_method_words("fl-hc:threshold=0.5,rounds_before=2,metric=cosine,linkage=average"),
+    "fedgroup": list_method_words("fedgroup:k=3"),
+    "clove": list_method_words("clove:k=3"),
+    "clove-silhouette": list_method_words("clove:k=4,silhouette=True,stable=None"),
+    "cfl-gp": list_method_words("cfl-gp:k=3"),
+    "groups": list_method_words(f"groups:groups={GIVEN}"),
+    "groups-warmup": list_method_words(f"groups:groups={GIVEN},warmup=2,pull=0.1,finetune=True"),
+    "ifca-cam": list_method_words("ifca-cam:k=3,warmup=2"),
+    "ifca-cam-alternating": list_method_words("ifca-cam:k=3,warmup=1,updates=alternating"),
+    "ifca-cam-damped": list_method_words("ifca-cam:k=3,warmup=1,step=damped"),
+    "ifca-cam-finetune": list_method_words("ifca-cam:k=3,warmup=1,finetune=True"),
+    "fesem-cam": list_method_words("fesem-cam:k=3,warmup=2"),
+    "fesem-cam-alternating": list_method_words("fesem-cam:k=3,warmup=1,updates=alternating"),
+    "wecfl-cam": list_method_words("wecfl-cam:k=3,warmup=2,lam=0.1,clustering_rounds=3"),
+    "fedavg+": list_method_words("fedavg+:k=2"),
+    "fedavg+finetune": list_method_words("fedavg+:k=2,finetune=True"),
+    "fedprox+": list_method_words("fedprox+:k=2,mu=0.1"),
+    "fedavg+ifca": list_method_words("fedavg+ifca:k=3"),
+    "fedavg+fesem": list_method_words("fedavg+fesem:k=3"),
+    "together": list_method_words("ensemble:parts=[{'method':'ditto'},{'method':'wecfl','k':3}],vote=logits"),
+    "together-cuau": list_method_words("ensemble:parts=[{'method':'fedcuau'},{'method':'fedper'}]"),
+    "fedavg-prox": list_method_words("fedavg", "proximal:mu=0.1,scope=backbone"),
+    "ditto-prox": list_method_words("ditto", PROX),
+    "cam-penalties": list_method_words(NESTED_CAM),
     **{
-        f"{base}-{name}": method(f"{base}:k=3", *penalties)
+        f"{base}-{name}": list_method_words(f"{base}:k=3", *penalties)
         for base in ("wecfl", "ifca")
         for name, penalties in {
             "con": (CON,),
@@ -136,10 +136,12 @@ METHODS: dict[str, tuple[str, ...]] = {
             "con-cks": ("contrastive:scope=head", "knowledge_sharing:scope=backbone"),
         }.items()
     },
-    "ifca-dp": (*method("ifca:k=3"), "--dp", "epsilon=20,max_loss=2"),
-    "ditto-bias-dp": (*method("ditto", PROX), "--private", "bias", "--dp", "epsilon=20"),
-    "clove-dp": (*method("clove:k=3"), "--dp", "epsilon=20,noise_multiplier=3"),
-    "fesem-con-cks": method("fesem:k=3,clustering_rounds=2", "contrastive:scope=head", f"{PAIRWISE},scope=backbone"),
+    "ifca-dp": (*list_method_words("ifca:k=3"), "--dp", "epsilon=20,max_loss=2"),
+    "ditto-bias-dp": (*list_method_words("ditto", PROX), "--private", "bias", "--dp", "epsilon=20"),
+    "clove-dp": (*list_method_words("clove:k=3"), "--dp", "epsilon=20,noise_multiplier=3"),
+    "fesem-con-cks": list_method_words(
+        "fesem:k=3,clustering_rounds=2", "contrastive:scope=head", f"{PAIRWISE},scope=backbone"
+    ),
 }
 
 # With groups that can be told apart the first round finds them; without such, participants go on to change clusters.
@@ -209,7 +211,7 @@ FLARE_VARIANTS = {"sample": ("fedac", "ifca", "ditto"), "unseen": ("wecfl", "ifc
 RESUMED_IN_FLARE = ("wecfl", "ditto", "fedac", "fedcuau", "together")
 
 
-def _loop() -> list[Case]:
+def _list_loop_cases() -> list[Case]:
     cases = [
         Case(f"loop/{name}/{variant}", (*words, *more))
         for name, words in METHODS.items()
@@ -236,4 +238,4 @@ def _flare() -> list[Case]:
     return cases
 
 
-CASES: dict[str, Case] = {case.name: case for case in (*_loop(), *_flare())}
+CASES: dict[str, Case] = {case.name: case for case in (*_list_loop_cases(), *_flare())}

@@ -166,7 +166,7 @@ def chosen(only: str | None, part: str | None) -> list[Case]:
     ]
 
 
-def write(cases: Sequence[Case], jobs: int, again: bool) -> int:
+def write_cases(cases: Sequence[Case], jobs: int, again: bool) -> int:
     """Runs cases and keeps what they gave; returns how many failed."""
     record, platform = read_record(), this_platform()
     identity = platform_id(platform)
@@ -191,7 +191,7 @@ def write(cases: Sequence[Case], jobs: int, again: bool) -> int:
     return failed
 
 
-def check(cases: Sequence[Case], jobs: int, resume: bool) -> int:
+def check_cases(cases: Sequence[Case], jobs: int, resume: bool) -> int:
     """Runs cases and compares them with the record; returns how many differ."""
     record, started = read_record(), time.monotonic()
     identity, code = platform_id(this_platform()), code_hash()
@@ -243,7 +243,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = chosen(given.only, given.part)
     if not cases:
         parser.error(f"no case fits --only {given.only!r}")
-    failed = write(cases, given.j, given.again) if given.command == "write" else check(cases, given.j, given.resume)
+    failed = (
+        write_cases(cases, given.j, given.again)
+        if given.command == "write"
+        else check_cases(cases, given.j, given.resume)
+    )
     return 1 if failed else 0
 
 

@@ -44,7 +44,7 @@ def run_case(case: Case, folder: Path) -> dict[str, Any]:
         What the record keeps of it.
     """
     if case.part == "loop":
-        left = _loop(case, folder)
+        left = _run_in_process(case, folder)
     elif case.resumed or case.settings:
         left = _exported(case, folder)
     else:
@@ -55,11 +55,11 @@ def run_case(case: Case, folder: Path) -> dict[str, Any]:
     return {"command": case.command, **found, **({"memory": memory} if memory else {})}
 
 
-def _loop(case: Case, folder: Path) -> Path:
+def _run_in_process(case: Case, folder: Path) -> Path:
     """Runs a case of the loop; returns its run folder."""
     if case.from_model:
         first = Case("loop/fedavg/start", (*METHODS["fedavg"], "--rounds", "1", "--seed", "9"))
-        model = _loop(first, folder / "start") / "clusters" / "global.safetensors"
+        model = _run_in_process(first, folder / "start") / "clusters" / "global.safetensors"
         return in_process(case.options, folder, initial_ckpt=model)
     if not case.resumed:
         return in_process(case.options, folder, settings=case.settings)
@@ -240,8 +240,8 @@ def read_run(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         "trained": ["".join(str(int(name in one["trained"])) for name in names) for one in rounds],
         "assignments": [[one.get(name) for name in names] for one in clusters.values()],
-        "models": read_models(folder / "clusters"),
-        "best": {slot: one["sha256"] for slot, one in read_models(folder / "best" / "clusters").items()},
+        "models": fingerprint_models(folder / "clusters"),
+        "best": {slot: one["sha256"] for slot, one in fingerprint_models(folder / "best" / "clusters").items()},
         "accuracy": [one.get("served_accuracy") for one in rounds],
         "loss": [one.get("served_loss") for one in rounds],
         "bytes": [[one["bytes_down"], one["bytes_up"]] for one in rounds],
@@ -249,7 +249,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     for key in ("trained_accuracy", "trained_loss"):
         if any(key in one for one in rounds):
             found[key] = [one.get(key) for one in rounds]
-    gram = read_models(folder / "features")
+    gram = fingerprint_models(folder / "features")
     if gram:
         found["features"] = gram
     if (folder / "cross_site.csv").is_file():
@@ -266,7 +266,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def read_models(folder: Path) -> dict[str, dict[str, Any]]:
+def fingerprint_models(folder: Path) -> dict[str, dict[str, Any]]:
     """The models in a folder, by slot: the hash of all their arrays, and their mean and norm."""
     return {path.stem: fingerprint(_arrays(path)) for path in sorted(folder.glob("*.safetensors"))}
 

@@ -43,7 +43,7 @@ from cfl_flare.results.curves import CURVES, Curves, load_curves
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
-from tests.helpers.kits import kit
+from tests.helpers.kits import write_kit
 
 flare_decomposers.register()
 common_decomposers.register()
@@ -71,7 +71,7 @@ def samples_of(name: str) -> int:
     return 20 + EVERYONE.index(name)
 
 
-def check_in(site: str, names_groups: bool = False) -> Shareable:
+def answer_check_in(site: str, names_groups: bool = False) -> Shareable:
     """An honest site's check-in."""
     groups = {name: EVERYONE.index(name) % 2 for name in PEOPLE[site]}
     hosted: list[dict[str, Any]] = [
@@ -95,7 +95,9 @@ def scores_of(name: str) -> np.ndarray:
 RUNTIME = Runtime(lambda: Logistic((1, 2, 2), 2), TrainSettings(lr=0.1, local_steps=2, batch_size=8), seed=0)
 
 
-def computed(method: Method, name: str, asked: Asked, models: Mapping[str, Params], number: int, memory: Any) -> Update:
+def compute_update(
+    method: Method, name: str, asked: Asked, models: Mapping[str, Params], number: int, memory: Any
+) -> Update:
     """What an honest participant computes on its data, whose labels the two groups name differently."""
     x = np.random.default_rng(EVERYONE.index(name)).normal(size=(samples_of(name), 1, 2, 2)).astype(np.float32)
     split = Split.of(x, (x[:, 0, 0, 0] > 0).astype(np.int64) ^ (EVERYONE.index(name) % 2))
@@ -103,7 +105,7 @@ def computed(method: Method, name: str, asked: Asked, models: Mapping[str, Param
     return method.local_update(learner, asked.download(models))
 
 
-def results(task: Shareable, scored: bool = False, method: Method | None = None, memory: Any = None) -> Shareable:
+def answer_task(task: Shareable, scored: bool = False, method: Method | None = None, memory: Any = None) -> Shareable:
     """An honest site's results: each participant moves the way of its group, or computes what a method asks for."""
     tasks, models, content = wire.decode_task(task, LAYOUT)
     found = []
@@ -116,7 +118,7 @@ def results(task: Shareable, scored: bool = False, method: Method | None = None,
         slot = asked.choices[group] if asked.choices else asked.slots[0]
         update = Update(name, samples_of(name), {slot: moved}, chosen) if asked.train else None
         if asked.train and method is not None:
-            update = computed(method, name, asked, models, content["round"], memory)
+            update = compute_update(method, name, asked, models, content["round"], memory)
         found.append(
             Result(name, update, {"metrics": metrics, "scores": scores_of(name) if scored and asked.evaluate else None})
         )
@@ -170,9 +172,9 @@ class _Bench:
         asked = fobs.loads(fobs.dumps(task.data))
         said: Shareable | None
         if task.name == wire.CHECK_TASK:
-            said = check_in(site, self.method is not None and bool(self.method.traits.named_groups))
+            said = answer_check_in(site, self.method is not None and bool(self.method.traits.named_groups))
         else:
-            said = results(asked, self.scored, self.method, self.memory)
+            said = answer_task(asked, self.scored, self.method, self.memory)
         if site == HOSTILE and said is not None:
             number = -1 if task.name == wire.CHECK_TASK else self.controller.aggregator.running.state.round
             said = self.attack(task.name, number, said)
@@ -208,7 +210,7 @@ class _Lines(logging.Handler):
             root.setLevel(level)
 
 
-def play(
+def play_job(
     attack: Attack,
     method: Mapping[str, Any],
     policy: Mapping[str, Any] | None = None,
@@ -217,7 +219,7 @@ def play(
 ) -> Run:
     """Runs a job in which the hostile site's answers pass an attack."""
     with tempfile.TemporaryDirectory() as folder, patch("os.fsync"):  # no disk is waited for a thousand times
-        place = kit(Path(folder) / "server", real=False, **(policy or {}))
+        place = write_kit(Path(folder) / "server", real=False, **(policy or {}))
         computes = method["method"] in LATER
         bench = _Bench(attack, "score_bins" in training, build_method(dict(method)) if computes else None)
         engine = SimpleNamespace(

@@ -99,7 +99,7 @@ def check_ins(draw: st.DrawFn) -> Forgery:
 
 
 @st.composite
-def contents(draw: st.DrawFn) -> Forgery:
+def forged_contents(draw: st.DrawFn) -> Forgery:
     """Results whose content is not what the schema allows."""
     own = draw(st.sampled_from(PEOPLE[HOSTILE]))
     fields = ["metrics", "error", "cross", "samples", "cluster", "carrier", "more"]
@@ -133,7 +133,7 @@ DTYPES = ["float16", "float64", "longdouble", "complex64", "S3", "U3", "M8[s]", 
 
 
 @st.composite
-def models(draw: st.DrawFn) -> Forgery:
+def forged_models(draw: st.DrawFn) -> Forgery:
     """Results whose arrays are not those of the model that was sent."""
     own = draw(st.sampled_from(PEOPLE[HOSTILE]))
     names = ["head.weight", "head.bias"]
@@ -189,7 +189,7 @@ def arrays_of(dxo: DXO, own: str) -> Any:
 
 
 @st.composite
-def arrays(draw: st.DrawFn) -> Forgery:
+def forged_arrays(draw: st.DrawFn) -> Forgery:
     """Results whose losses or other arrays are not what was asked for, or are said to be another's."""
     own = draw(st.sampled_from(PEOPLE[HOSTILE]))
     what = draw(

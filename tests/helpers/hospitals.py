@@ -37,7 +37,7 @@ from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.executor import ClusteredExecutor
 from cfl_flare.flare.persistor import ClusterModelPersistor
 from cfl_flare.models import Logistic
-from tests.helpers.kits import kit
+from tests.helpers.kits import write_kit
 
 flare_decomposers.register()
 common_decomposers.register()
@@ -107,11 +107,11 @@ class Hospitals:
         self.names = [f"hospital-{i}" for i in range(1, count + 1)]
         self.root, self.data = folder / "cfl_state", folder
         monkeypatch.setenv("CFL_STATE_ROOT", str(self.root))
-        place = kit(folder / "server", **policy)
+        place = write_kit(folder / "server", **policy)
         (place / "startup" / "fed_client.json").rename(place / "startup" / "fed_server.json")
         rng = np.random.default_rng(0)
         for name in self.names:
-            kit(folder / name, min_sites_per_cluster=floor, **sites_policy)
+            write_kit(folder / name, min_sites_per_cluster=floor, **sites_policy)
             images, labels = rng.integers(0, 256, (40, 4, 4), np.uint8), np.arange(40) % 2
             count_tests = tests if name == self.names[-1] else 40
             arrays = {"train_images": images, "train_labels": labels}

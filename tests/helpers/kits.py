@@ -39,6 +39,7 @@ from cfl_flare.flare.policy import SOFTWARE
 from cfl_flare.flare.study.controller import StudyController
 from cfl_flare.flare.study.executor import StudyExecutor
 from cfl_flare.models import Logistic
+from tests.helpers.files import write_npz
 from tests.helpers.play import MODEL as DIGITS_MODEL
 
 SITE = "site-1"
@@ -47,7 +48,7 @@ JOB = {"method": {"method": "fedavg"}, "model": MODEL, "data": {}, "training": {
 JOB |= {"run_name": "ward"}
 
 
-def kit(folder: Path, real: bool = True, **policy: Any) -> Path:
+def write_kit(folder: Path, real: bool = True, **policy: Any) -> Path:
     """A site's kit that is prepared for cfl_flare, or a simulator's workspace."""
     for name in ("startup", "local", "job"):
         (folder / name).mkdir(parents=True)
@@ -71,7 +72,7 @@ def context(folder: Path) -> FLContext:
     return fl_ctx
 
 
-def executor(source: DataSource | dict[str, Any], **changes: Any) -> ClusteredExecutor:
+def make_executor(source: DataSource | dict[str, Any], **changes: Any) -> ClusteredExecutor:
     """The executor of a job with this source."""
     return ClusteredExecutor(
         **{**{key: marked(value) for key, value in JOB.items()}, "source": marked(describe(source, "data")), **changes}
@@ -82,7 +83,7 @@ BOUNDS = {"min_sites_per_cluster": 3, "min_samples_per_cluster": 30, "hold_small
 BOUNDS |= {"max_weight_share": 1 / 3}
 
 
-def check_in(**changes: Any) -> Shareable:
+def ask_check_in(**changes: Any) -> Shareable:
     """The server's first task, of a job with the defaults at real sites."""
     content = {"software": SOFTWARE, "job": JOB, "memory_of": None, "index": 0, "sites": 1}
     return wire.to_shareable({}, {**content, "bounds": BOUNDS, **changes})
@@ -94,13 +95,12 @@ def answer(site: ClusteredExecutor, task: Shareable, folder: Path, name: str = w
     return wire.content_of(wire.from_shareable(said).meta)
 
 
-def npz(path: Path, tests: int = 20) -> Path:
+def write_kit_npz(path: Path, tests: int = 20) -> Path:
     """A small file in MedMNIST's layout."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    images, labels = np.random.default_rng(0).integers(0, 256, (20, 4, 4), np.uint8), np.arange(20) % 2
+    images = np.random.default_rng(0).integers(0, 256, (20, 4, 4), np.uint8)
+    labels = np.arange(20) % 2
     rows = np.arange(tests) % 20
-    np.savez(path, train_images=images, train_labels=labels, test_images=images[rows], test_labels=labels[rows])
-    return path
+    return write_npz(path, images, labels, images[rows], labels[rows])
 
 
 flare_decomposers.register()
@@ -113,7 +113,7 @@ TRAINING = {"lr": 0.1, "local_steps": 3, "bootstrap": 50}
 Attack = Callable[[str, dict[str, Any], Shareable], Shareable | None]
 
 
-def plan_of(**settings: Any) -> RunPlan:
+def plan_digits_run(**settings: Any) -> RunPlan:
     """Six participants with two groups of labels, as the loop's study takes them."""
     own = {"num_rounds": 4, "participants": 6, "partition": "label_permutation:groups=2", "validation": 0.25}
     return RunPlan.of(
@@ -161,10 +161,10 @@ class Bench:
     def play(self, resume_from: str | None = None, run_name: str = "study", more: Any = (), **settings: Any) -> Bench:
         """Runs the job."""
         study = {key: settings.pop(key) for key in ("rungs", "minutes", "margin") if key in settings}
-        plan = plan_of(measured_on="validation", **settings)
+        plan = plan_digits_run(measured_on="validation", **settings)
         shared = {"model": marked(plan.model), "run_name": run_name, "more": marked(list(more))}
         data, training = marked(asdict(plan.data)), marked(asdict(plan.training))
-        place = kit(self.folder / "server", self.real)
+        place = write_kit(self.folder / "server", self.real)
         if self.real:
             (place / "startup" / "fed_client.json").rename(place / "startup" / "fed_server.json")
         self.controller = StudyController(
@@ -181,7 +181,7 @@ class Bench:
             site: StudyExecutor(**shared, source=source, data=data, training=training, num_rounds=rounds, seed=seed)
             for site in SITES
         }
-        self.contexts = {site: fl_context(kit(self.folder / site, self.real), site) for site in SITES}
+        self.contexts = {site: fl_context(write_kit(self.folder / site, self.real), site) for site in SITES}
         connected = tuple(site for site in SITES if site != self.late)
         fl_ctx = fl_context(place, "server", self._event, connected)
         self.controller.communicator = SimpleNamespace(

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cfl_flare.core.config import parse_spec
 from cfl_flare.data import DataConfig, DataSource, Digits
 from cfl_flare.engine import loop
 from cfl_flare.engine.drive import Checkpoints
@@ -94,6 +95,14 @@ def method_of(name: str) -> Method:
         needed = [key for key, p in settings.items() if p.default is inspect.Parameter.empty]
     wanted = {*needed, *(key for key in ("k", "warmup", "rounds_before") if key in settings)}
     return build_method({"method": name, **{key: GIVEN[key] for key in wanted}})
+
+
+def build_from_spec(spec: str, penalties: Sequence[Mapping[str, Any]] = ()) -> Method:
+    """A method by its spec, such as ``wecfl:k=2``, with penalties."""
+    name, values = parse_spec(spec)
+    if penalties:
+        values["penalties"] = penalties
+    return build_method({"method": name, **values})
 
 
 METHOD_LIST: dict[str, Method] = {

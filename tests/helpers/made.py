@@ -27,7 +27,7 @@ HOSTILE = (
 )
 
 
-def line(number: int, names: Sequence[str], k: int, measure: str = "accuracy") -> dict[str, object]:
+def make_round_record(number: int, names: Sequence[str], k: int, measure: str = "accuracy") -> dict[str, object]:
     """A round's record: the mean is 0.5 + r / 1000, the worst participant 0.1 below it."""
     value = 0.5 + number / 1000
     sizes = [len(names[c::k]) for c in range(k)]
@@ -46,7 +46,9 @@ def line(number: int, names: Sequence[str], k: int, measure: str = "accuracy") -
     }
 
 
-def run(folder: Path, names: Sequence[str], rounds: int = 3, k: int = 2, measure: str = "accuracy", **more) -> Path:
+def write_run(
+    folder: Path, names: Sequence[str], rounds: int = 3, k: int = 2, measure: str = "accuracy", **more
+) -> Path:
     """Writes the files of a run in which participant i is in cluster i % k, and the last one moves in each round."""
     folder.mkdir(parents=True)
     clusters = {name: i % k for i, name in enumerate(names)}
@@ -56,7 +58,7 @@ def run(folder: Path, names: Sequence[str], rounds: int = 3, k: int = 2, measure
          "intervals": {f"served_{measure}": [0.4, 0.5 + i / (2 * len(names)) + 0.1]}}
         for i, name in enumerate(names)
     ]  # fmt: skip
-    records = [line(r, names, k, measure) for r in range(rounds)]
+    records = [make_round_record(r, names, k, measure) for r in range(rounds)]
     summary = {
         "method": {"method": "wecfl", "k": k},
         "label": "wecfl",
@@ -89,7 +91,7 @@ def change(folder: Path, file: str = "summary.json", **values) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def features(folder: Path, names: Sequence[str], k: int = 2) -> None:
+def write_features(folder: Path, names: Sequence[str], k: int = 2) -> None:
     """Adds a Gram matrix: each cluster has a direction of its own, and each participant a bit of another."""
     rng = np.random.default_rng(0)
     vectors = np.array([np.eye(k + 3)[i % k] + 0.05 * rng.normal(size=k + 3) for i in range(len(names))])
@@ -99,7 +101,9 @@ def features(folder: Path, names: Sequence[str], k: int = 2) -> None:
     save_arrays(folder / "features" / "round-0002.safetensors", {"gram": whole @ whole.T}, meta)
 
 
-def study(folder: Path, hospitals: Sequence[str], titles: Sequence[str] = ("one for all", "groups"), **more) -> Path:
+def write_study(
+    folder: Path, hospitals: Sequence[str], titles: Sequence[str] = ("one for all", "groups"), **more
+) -> Path:
     """Writes study.json alone: two rungs, the first of which drops all but the first two candidates, chosen c1.
 
     The i-th hospital gains 0.1 - 0.02 i over one model, within 0.05; it has lost, or is the last and has no number.

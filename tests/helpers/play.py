@@ -35,7 +35,7 @@ def exchanged(transport: Transport, server: Server) -> bool:
 
 
 @cache
-def people() -> tuple[ParticipantData, ...]:
+def host_people() -> tuple[ParticipantData, ...]:
     """Six participants."""
     return tuple(DATA.host(Digits(), "local", 0, 1))
 
@@ -66,7 +66,7 @@ def streams_of(part: str) -> Any:
     return patch.object(Learner, "_part", part)
 
 
-def play(
+def play_rounds(
     method: Method,
     count: int,
     first: int = 0,
@@ -92,7 +92,7 @@ def play(
     training = {"lr": 0.1, "local_steps": 3, **{k: more.pop(k) for k in names if k in more}}
     settings = ServerSettings(count, **more)
     site = Site(method, make_model, TrainSettings(**training), settings.seed, trained, private=private)
-    hosted = [people()[i] for i in order] if order else people()
+    hosted = [host_people()[i] for i in order] if order else host_people()
     site.add(hosted)
     crowd = [Participant(d.name, "local", len(d.train), d.group) for d in hosted]
     public = site.runtime.division.public
@@ -116,17 +116,17 @@ def play(
     return [one(record) for one, record in zip(played, [*found, {}])]
 
 
-def sent(one: Round) -> set[tuple[str, ...]]:
+def list_sent_slots(one: Round) -> set[tuple[str, ...]]:
     """What was sent to those who trained."""
     return {order.slots for order in one.orders.values() if order.train}
 
 
-def moved(one: Round) -> set[tuple[str, ...]]:
+def list_answered_slots(one: Round) -> set[tuple[str, ...]]:
     """What those who trained sent back."""
     return {tuple(a.update.diffs) for a in one.answers.values() if a.update is not None}
 
 
-def assert_same_models(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "", into: str = "") -> None:
+def assert_same_bank(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "", into: str = "") -> None:
     """The models of one bank whose names have a prefix, bit for bit those of another."""
     mine = {slot.removeprefix(prefix): model for slot, model in one.items() if slot.startswith(prefix)}
     theirs = {slot.removeprefix(into): model for slot, model in other.items() if slot.startswith(into)}

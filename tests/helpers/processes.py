@@ -34,7 +34,7 @@ json.dump(done, sys.stdout)
 """
 
 
-def commands(*words: Sequence[str | Path]) -> list[tuple[int, str, str]]:
+def run_commands(*words: Sequence[str | Path]) -> list[tuple[int, str, str]]:
     """Each command's exit status, output and errors; a hang, a traceback or a gigabyte too much fails the test."""
     env = {**os.environ, "COLUMNS": "300", "OMP_NUM_THREADS": "1"}
     asked = json.dumps([list(map(str, one)) for one in words])

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,22 @@ def read_results(folder: Path) -> tuple[Any, Any, Any]:
     return run.rounds, (run.assignments, run.summary), models
 
 
+def read_models(folder: Path, pattern: str = "*.safetensors") -> dict[str, dict[str, np.ndarray]]:
+    """The arrays of a folder's models, by the path of their file in it without the ending."""
+    files = sorted(folder.glob(pattern))
+    return {str(path.relative_to(folder).with_suffix("")): load_arrays(path)[0] for path in files}
+
+
+def assert_same_models(
+    found: Mapping[str, Mapping[str, np.ndarray]], expected: Mapping[str, Mapping[str, np.ndarray]], atol: float = 0.0
+) -> None:
+    """Two sets of models have the same names and arrays, bit for bit or within a tolerance."""
+    assert found.keys() == expected.keys() != set()
+    for name, arrays in expected.items():
+        for key, array in arrays.items():
+            np.testing.assert_allclose(found[name][key], array, rtol=atol / 10, atol=atol, err_msg=f"{name} {key}")
+
+
 def assert_same_runs(server: Server, other: Server, folder: Path, other_folder: Path) -> None:
     """Two runs have the same files and the same state, bit for bit."""
     rounds, texts, models = read_results(folder)
@@ -81,6 +98,7 @@ def assert_same_runs(server: Server, other: Server, folder: Path, other_folder: 
         for key, array in arrays.items():
             np.testing.assert_array_equal(array, other_models[name][0][key])
     assert server.state.assignment == other.state.assignment
+    np.testing.assert_equal(server.state.extras, other.state.extras)
     assert list(server.state.bank) == list(other.state.bank)
     for slot, params in server.state.bank.items():
         np.testing.assert_array_equal(params.vector, other.state.bank[slot].vector)

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models and participants small enough to compute by hand."""
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +12,9 @@ from torch import nn
 
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.server import Equipment, Server, ServerSettings
-from cfl_flare.engine.task import Result
-from cfl_flare.methods import Method, Participant, ServerState, Update, WeCFL
+from cfl_flare.engine.task import Result, Task
+from cfl_flare.methods import FedAvg, Method, Participant, ServerState, Update, WeCFL
+from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.training.learner import Learner
@@ -62,12 +65,32 @@ def update(name: str, samples: int, slot: str, a: float, b: float, cluster: int 
     return Update(name, samples, {slot: coin(a, b)}, cluster)
 
 
-def model(state: ServerState, slot: str) -> list[float]:
+def make_updates(moves: Mapping[str, tuple[float, float]], slot: str = "cluster-0") -> list[Update]:
+    """Updates of the Coin by participant: a has three samples, and each other one."""
+    return [update(name, 3 if name == "a" else 1, slot, *move) for name, move in moves.items()]
+
+
+def shift_statistics(model: Params, shift: float) -> Params:
+    """The model with running statistics that are far from those of any batch."""
+    vector = model.vector.copy()
+    for entry in model.layout.entries:
+        if entry.kind == "buffer":
+            vector[entry.slice] += shift
+    return Params(model.layout, vector, model.counters)
+
+
+def draw_bank(worker: Learner, clusters: int = 3) -> dict[str, Params]:
+    """Untrained models of a learner's network: one a cluster, then the global one."""
+    bank = {cluster_slot(k): worker.initial(k) for k in range(clusters)}
+    return {**bank, GLOBAL: worker.initial(clusters)}
+
+
+def read_model(state: ServerState, slot: str) -> list[float]:
     """The numbers of a model of a bank."""
     return [round(float(v), 5) for v in state.bank[slot].vector]
 
 
-def objective(features: np.ndarray, labels: np.ndarray, centres: np.ndarray, weights: np.ndarray) -> float:
+def compute_objective(features: np.ndarray, labels: np.ndarray, centres: np.ndarray, weights: np.ndarray) -> float:
     """The clustering objective C of thesis Eq. 3.3b with squared Euclidean distance."""
     distances = np.square(features.astype(np.float64) - centres[labels]).sum(axis=1)
     return float(np.average(distances, weights=weights))
@@ -78,13 +101,73 @@ def initial(index: int) -> Params:
     return coin(index, -index)
 
 
-def learner(
+def make_learner(
+    network: Callable[[], nn.Module],
+    split: Split,
+    memory: dict[str, Params] | None = None,
+    seed: int = 0,
+    number: int = 0,
+    **settings: Any,
+) -> Learner:
+    """The learner of a participant p that is tested on what it trains with.
+
+    Args:
+        network: makes its network.
+        split: its samples.
+        memory: what it remembers of earlier rounds.
+        seed: of its random streams.
+        number: the round.
+        **settings: for the training.
+    """
+    runtime = Runtime(network, TrainSettings(**settings), seed)
+    return Learner(runtime, "p", split, split, {} if memory is None else memory, number)
+
+
+def make_coin_learner(
     labels: list[int], lr: float = 1.0, steps: int = 1, memory: dict[str, Params] | None = None, **more
 ) -> Learner:
     """A participant whose features are all 1 and whose batches are its whole data, unless another size is given."""
-    settings = TrainSettings(**{"lr": lr, "momentum": 0.0, "local_steps": steps, "batch_size": len(labels), **more})
+    settings = {"lr": lr, "momentum": 0.0, "local_steps": steps, "batch_size": len(labels), **more}
     split = Split.of(np.ones((len(labels), 1), np.float32), np.array(labels))
-    return Learner(Runtime(Coin, settings, seed=0), "p", split, split, {} if memory is None else memory)
+    return make_learner(Coin, split, memory, **settings)
+
+
+def step_method(method: Method, state: ServerState, updates: Sequence[Update]) -> ServerState:
+    """The state after a server's step: it assigns the participants, then aggregates their updates."""
+    return method.aggregate(state, updates, method.assign(state, updates))
+
+
+def make_spread_start(index: int) -> Params:
+    """Untrained model number i: weights (10 i, 0)."""
+    return coin(10 * index, 0)
+
+
+def start_server(
+    method: Method | None = None,
+    people: Sequence[Participant] = (),
+    start: Callable[[int], Params] = initial,
+    **settings: Any,
+) -> Server:
+    """A server of the Coin before its first round, by default with FedAvg and three rounds to come."""
+    method = method or FedAvg()
+    described = ServerSettings(**{"num_rounds": 3, **settings})
+    return Server(method, LAYOUT, people, described, method.start(start))
+
+
+def answer_round(server: Server, move: Callable[[str, Task], Update]) -> dict[str, Any]:
+    """A round in which each participant answers; returns its record.
+
+    Args:
+        server: the server, at the start of a round.
+        move: the update of a participant that is to train.
+    """
+    for name, task in server.tasks().items():
+        moved = move(name, task) if task.train else None
+        metrics = {"served_accuracy": 0.5} if task.evaluate else {}
+        server.accept(Result(name, moved, {"metrics": metrics}), server.participants[name].site)
+    server.finish_round()
+    assert server.progress.record is not None
+    return server.progress.record
 
 
 def rounds(

@@ -141,7 +141,7 @@ def started_by(pid: int) -> list[psutil.Process]:
     return running
 
 
-def start() -> Callable[[], None]:
+def start_forking() -> Callable[[], None]:
     """Starts a server, which this process and those that come from it ask; returns what ends it."""
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -171,7 +171,7 @@ def write_commands(folder: Path) -> None:
         path.chmod(0o755)
 
 
-def commands() -> str:
+def find_commands() -> str:
     """The folder of the commands; empty if there is no server."""
     return str(Path(os.environ[SOCKET]).with_name("bin")) if os.environ.get(SOCKET) else ""
 
@@ -244,7 +244,7 @@ def become(request: dict[str, Any], files: Sequence[int]) -> dict[str, Any]:
     return request
 
 
-def run(request: Mapping[str, Any], base: Sequence[str]) -> None:
+def run_request(request: Mapping[str, Any], base: Sequence[str]) -> None:
     """Runs the module or the code, as Python would."""
     words = request["words"]
     flag, arguments = words[1], words[2:]
@@ -267,7 +267,7 @@ def run(request: Mapping[str, Any], base: Sequence[str]) -> None:
         exec(compile(arguments[0], "<string>", "exec"), main.__dict__)
 
 
-def main() -> None:
+def serve_processes() -> None:
     """The server's process."""
     base = sys.path[1:]
     listener = socket.socket(socket.AF_UNIX)
@@ -285,8 +285,8 @@ def main() -> None:
 
     np.random.seed()
     torch.set_num_threads(int(request["env"].get("OMP_NUM_THREADS") or torch.get_num_threads()))
-    run(request, base)
+    run_request(request, base)
 
 
 if __name__ == "__main__":
-    main()
+    serve_processes()

@@ -41,9 +41,9 @@ from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers import forge
-from tests.helpers.bench import BINS, EVERYONE, HOSTILE, LATER, PEOPLE, ROUNDS, Run, play
+from tests.helpers.bench import BINS, EVERYONE, HOSTILE, LATER, PEOPLE, ROUNDS, Run, play_job
 from tests.helpers.forge import FORGED, MODE, Hostile
-from tests.helpers.kits import JOB, MODEL, answer, check_in, executor, kit, npz
+from tests.helpers.kits import JOB, MODEL, answer, ask_check_in, make_executor, write_kit, write_kit_npz
 
 TRIED = {"wecfl": {"method": "wecfl", "k": 2, "starts": 1}, "ifca": {"method": "ifca", "k": 2}}
 TRIED |= {name: {"method": name, **given} for name, given in LATER.items()}
@@ -72,16 +72,16 @@ def without(method: str, absent: tuple[frozenset[str], ...]) -> Mapping[str, np.
             dxo.data = {key: part for key, part in dxo.data.items() if not key.startswith(f"{name}/")}
         return dxo.update_shareable(answer)
 
-    return play(attack, TRIED[method]).models
+    return play_job(attack, TRIED[method]).models
 
 
 @cache
 def without_site(method: str) -> Mapping[str, np.ndarray]:
     """The models of a run that the site never joins."""
-    return play(lambda task, number, answer: None, TRIED[method]).models
+    return play_job(lambda task, number, answer: None, TRIED[method]).models
 
 
-def check(run: Run, method: str, reasons: bool = True) -> None:
+def check_forged_run(run: Run, method: str, reasons: bool = True) -> None:
     """Nobody but the hostile site is harmed, and what it did is said in few words."""
     assert not run.panics
     assert len(run.records) == ROUNDS
@@ -117,27 +117,27 @@ def in_round(number: int, forgery: forge.Forgery):
 @given(forge.check_ins() | forge.messages())
 @cases(300)
 def test_check_ins(forgery):
-    check(play(in_round(-1, forgery), TRIED["wecfl"]), "wecfl", reasons=False)
+    check_forged_run(play_job(in_round(-1, forgery), TRIED["wecfl"]), "wecfl", reasons=False)
 
 
-@given(forge.contents(), st.integers(0, ROUNDS), st.sampled_from(EARLIER))
+@given(forge.forged_contents(), st.integers(0, ROUNDS), st.sampled_from(EARLIER))
 @cases(350)
 def test_contents_of_results(forgery, number, method):
-    check(play(in_round(number, forgery), TRIED[method]), method)
+    check_forged_run(play_job(in_round(number, forgery), TRIED[method]), method)
 
 
-@given(forge.models(), st.integers(0, ROUNDS - 1), st.sampled_from(sorted(TRIED)))
+@given(forge.forged_models(), st.integers(0, ROUNDS - 1), st.sampled_from(sorted(TRIED)))
 @cases(200)
 def test_models(forgery, number, method):
-    check(play(in_round(number, forgery), TRIED[method]), method)
+    check_forged_run(play_job(in_round(number, forgery), TRIED[method]), method)
 
 
 @given(forge.histograms(), st.integers(0, ROUNDS), st.sampled_from(EARLIER), st.booleans())
 @cases(150)
 def test_histograms_of_scores(forgery, number, method, asked):
     training = {"score_bins": BINS} if asked else {}
-    run = play(in_round(number, forgery), TRIED[method], training=training)
-    check(run, method)
+    run = play_job(in_round(number, forgery), TRIED[method], training=training)
+    check_forged_run(run, method)
     for name in ("pooled_auroc", "pooled_macro_f1"):
         assert all(0 <= record.get(name, 0) <= 1 for record in run.records)
     assert run.panics or (run.curves is not None) == asked
@@ -155,7 +155,7 @@ def test_at_real_sites_there_is_a_curve_of_all_three_and_of_no_cluster_of_fewer(
         return None if number == ROUNDS else answer
 
     for attack, sites in ((lambda task, number, answer: answer, 3), (withheld, 2)):
-        run = play(attack, TRIED[method], training={"score_bins": BINS})
+        run = play_job(attack, TRIED[method], training={"score_bins": BINS})
         kept = run.curves
         assert kept.sites == 3 and kept.samples == 10
         assert all(own.sites == 3 for own in kept.curves.values())
@@ -163,10 +163,10 @@ def test_at_real_sites_there_is_a_curve_of_all_three_and_of_no_cluster_of_fewer(
         assert sites == 3 or set(kept.left_out.values()) == {"few_sites"}
 
 
-@given(forge.arrays(), st.integers(0, ROUNDS - 1), st.sampled_from(sorted(LATER)))
+@given(forge.forged_arrays(), st.integers(0, ROUNDS - 1), st.sampled_from(sorted(LATER)))
 @cases(120)
 def test_forged_losses_and_other_arrays(forgery, number, method):
-    check(play(in_round(number, forgery), TRIED[method]), method)
+    check_forged_run(play_job(in_round(number, forgery), TRIED[method]), method)
 
 
 def others_go_on(run: Run) -> None:
@@ -180,7 +180,7 @@ def others_go_on(run: Run) -> None:
 @given(forge.untrue(), st.integers(0, ROUNDS - 1), st.sampled_from(sorted(LATER)))
 @cases(80)
 def test_answers_that_are_not_true(forgery, number, method):
-    others_go_on(play(in_round(number, forgery), TRIED[method]))
+    others_go_on(play_job(in_round(number, forgery), TRIED[method]))
 
 
 @given(st.sampled_from(["0", "1", "2", "p0", "group"]) | st.none(), st.sampled_from(sorted(OWN)))
@@ -195,7 +195,7 @@ def test_a_group_that_is_not_its_own(label, own):
                 said["label"] = label
         return dxo.update_shareable(answer)
 
-    run = play(in_round(-1, attack), TRIED["groups"])
+    run = play_job(in_round(-1, attack), TRIED["groups"])
     trained = set(EVERYONE) - (set() if label in ("0", "1") else {own})
     assert not run.panics and all(set(record["trained"]) == trained for record in run.records)
     assert all(not record["failed"] for record in run.records)
@@ -205,13 +205,13 @@ def test_a_group_that_is_not_its_own(label, own):
 @given(forge.messages(), st.integers(0, ROUNDS), st.sampled_from(EARLIER))
 @cases(150)
 def test_other_messages(forgery, number, method):
-    check(play(in_round(number, forgery), TRIED[method]), method, reasons=False)
+    check_forged_run(play_job(in_round(number, forgery), TRIED[method]), method, reasons=False)
 
 
 @pytest.mark.parametrize("method", sorted(TRIED))
 def test_the_honest_run_has_everybody(method):
-    run = play(lambda task, number, answer: answer, TRIED[method])
-    check(run, method)
+    run = play_job(lambda task, number, answer: answer, TRIED[method])
+    check_forged_run(run, method)
     assert all(set(record["trained"]) == set(EVERYONE) for record in run.records)
 
 
@@ -221,7 +221,7 @@ def test_the_honest_run_has_everybody(method):
 ROOT = Path(__file__).parents[2]
 
 
-def played(folder: Path) -> Path:
+def run_forged_job(folder: Path) -> Path:
     """The server's run directory of a job with three sites, one of which is hostile."""
     recipe = ClusteredRecipe(
         name="job",
@@ -247,7 +247,7 @@ def test_a_real_client_s_forged_answers_change_no_model(tmp_path, monkeypatch):
     runs = {}
     for mode in ("forges", "fails"):
         monkeypatch.setenv(MODE, mode)
-        runs[mode] = played(tmp_path / mode) / "cfl"
+        runs[mode] = run_forged_job(tmp_path / mode) / "cfl"
     forged, failed = (load_run(folder) for folder in runs.values())
     for record, (_, reason) in zip(forged.rounds, FORGED, strict=True):
         assert set(record["trained"]) == {"p0", "p1", "p4", "p5"}
@@ -281,11 +281,11 @@ def little_memory(room: int = 2**30):
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch, caplog) -> Path:
+def kit_site(tmp_path, monkeypatch, caplog) -> Path:
     caplog.set_level("INFO")
     monkeypatch.setenv("CFL_STATE_ROOT", str(tmp_path / "state"))
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "data" / "ward.npz")))
-    return kit(tmp_path / "kit", data_roots=[str(tmp_path / "data")])
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "data" / "ward.npz")))
+    return write_kit(tmp_path / "kit", data_roots=[str(tmp_path / "data")])
 
 
 def said(source: Any, folder: Path, **data: Any) -> dict[str, Any]:
@@ -294,27 +294,29 @@ def said(source: Any, folder: Path, **data: Any) -> dict[str, Any]:
         MODEL if not isinstance(source, Digits) else {**MODEL, "args": {"input_shape": [1, 8, 8], "num_classes": 10}}
     )
     changed = {"data": {**DEALT, **data}, "model": model}
-    return answer(executor(source, **changed), check_in(job={**JOB, **changed}), folder)
+    return answer(make_executor(source, **changed), ask_check_in(job={**JOB, **changed}), folder)
 
 
 @pytest.mark.parametrize("rule", ["dirichlet:alpha=0.0001", "n_class:n=1", "label_permutation:groups=2", "iid"])
-def test_no_partition_deals_out_what_a_hospital_has(site, tmp_path, rule, caplog):
+def test_no_partition_deals_out_what_a_hospital_has(kit_site, tmp_path, rule, caplog):
     """The counts of parts of one label each were the counts of labels."""
     for source in (SiteData(), SOURCES["npz"](str(tmp_path / "data" / "ward.npz"))):
-        assert said(source, site, partition=rule) == {"schema": wire.SCHEMA, "error": "config"}
+        assert said(source, kit_site, partition=rule) == {"schema": wire.SCHEMA, "error": "config"}
         assert "the site's own; that is for simulations" in caplog.text
         caplog.clear()
 
 
-def test_a_set_that_comes_with_the_package_is_dealt_out_anywhere(site):
-    assert [person["name"] for person in said(Digits(), site, partition="iid")["participants"]] == [
+def test_a_set_that_comes_with_the_package_is_dealt_out_anywhere(kit_site):
+    assert [person["name"] for person in said(Digits(), kit_site, partition="iid")["participants"]] == [
         "p0", "p1", "p2", "p3"
     ]  # fmt: skip
 
 
 def test_a_job_for_real_sites_that_deals_out_their_data_is_not_sent(tmp_path):
     job = {"method": "fedavg", "model": Logistic((1, 4, 4), 2), "num_rounds": 2, "min_clients": 3, "name": "ward"}
-    recipe = ClusteredRecipe(data=SOURCES["npz"](str(npz(tmp_path / "a.npz"))), participants=4, partition="iid", **job)
+    recipe = ClusteredRecipe(
+        data=SOURCES["npz"](str(write_kit_npz(tmp_path / "a.npz"))), participants=4, partition="iid", **job
+    )
     with pytest.raises(ConfigError, match=r"data: partition = .*iid.* deals out what Npz reads, .* leave participants"):
         recipe.process_env(ProdEnv(startup_kit_location=str(tmp_path)))
 

@@ -36,7 +36,7 @@ from cfl_flare.results.store import Store
 from cfl_flare.training.privacy import TEST, TRAIN, Spend, epsilon_of, least_noise, rdp_of
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.hospitals import Hospitals
-from tests.helpers.kits import JOB, check_in, context, executor, kit, npz
+from tests.helpers.kits import JOB, ask_check_in, context, make_executor, write_kit, write_kit_npz
 from tests.helpers.loop import run_loop
 from tests.helpers.tiny import Coin, coin
 
@@ -46,7 +46,7 @@ TRAINING = {"local_steps": 2, "dp": {"epsilon": 3.0, "rounds": 2, "measured": 2}
 
 def private_job(source: SiteData | None = None, **changes: Any) -> ClusteredExecutor:
     """A job's process at a site, whose author asks for an epsilon of 3."""
-    return executor(source or SiteData(), **{"training": marked(TRAINING), **changes})
+    return make_executor(source or SiteData(), **{"training": marked(TRAINING), **changes})
 
 
 def ask(site: ClusteredExecutor, folder: Path, job: str = "job", **changes: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def ask(site: ClusteredExecutor, folder: Path, job: str = "job", **changes: Any)
     (folder / job).mkdir(exist_ok=True)
     (folder / job / "meta.json").write_text("{}")
     shared = {key: getattr(site, key) for key in ("method", "model", "data", "training", "seed", "run_name")}
-    task: Shareable = check_in(job={**JOB, **shared}, **changes)
+    task: Shareable = ask_check_in(job={**JOB, **shared}, **changes)
     said = site.execute(wire.CHECK_TASK, task, fl_ctx, Signal())
     return wire.content_of(wire.from_shareable(said).meta)
 
@@ -96,8 +96,8 @@ def copy_file(data: Path) -> Path:
 def test_another_path_has_no_second_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, find_other: Callable[[Path], Path]
 ) -> None:
-    data = npz(tmp_path / "heart" / "ward.npz")
-    folder = kit(tmp_path / "site-1", epsilon_budget=4.0)
+    data = write_kit_npz(tmp_path / "heart" / "ward.npz")
+    folder = write_kit(tmp_path / "site-1", epsilon_budget=4.0)
     monkeypatch.setenv("CFL_DATA", str(data))
     first = private_job()
     assert "error" not in ask(first, folder, "first")
@@ -109,10 +109,10 @@ def test_another_path_has_no_second_budget(
 def test_operators_name_data_of_other_patients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heart = npz(tmp_path / "heart" / "ward.npz")
-    lung = npz(tmp_path / "lung" / "ward.npz")
-    other = npz(tmp_path / "other" / "ward.npz")
-    folder = kit(tmp_path / "site-1")
+    heart = write_kit_npz(tmp_path / "heart" / "ward.npz")
+    lung = write_kit_npz(tmp_path / "lung" / "ward.npz")
+    other = write_kit_npz(tmp_path / "other" / "ward.npz")
+    folder = write_kit(tmp_path / "site-1")
     named = [word for data in (heart, lung) for word in ("--data-set", f"{data.parent.name}={data.parent}")]
     assert main(["site", "prepare", str(folder), "--epsilon-budget", "4", *named]) == 0
     monkeypatch.setenv("CFL_DATA", str(heart))
@@ -211,8 +211,8 @@ def test_patients_who_stay_in_their_split_do_not(tmp_path: Path) -> None:
 
 
 def test_a_resumed_job_with_another_split_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
-    folder = kit(tmp_path / "site-1")
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "ward.npz")))
+    folder = write_kit(tmp_path / "site-1")
     divisions = []
     for changes in ({}, {}, {"seed": 1}, {"data": marked({"validation": 0.3})}):
         site = private_job(**changes)
@@ -263,8 +263,8 @@ def test_parts_read_no_memory_of_other_parts(
 
 def test_numbers_in_a_job_ask_for_no_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By halving, 24 refused jobs gave the number of patients and the largest laboratory value."""
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
-    folder = kit(tmp_path / "site-1", epsilon_budget=4.0)
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "ward.npz")))
+    folder = write_kit(tmp_path / "site-1", epsilon_budget=4.0)
     codes = {
         ask(private_job(data=marked({"min_samples": asked})), folder, f"job-{asked}").get("error")
         for asked in (1, 19, 20, 21, 40)
@@ -279,7 +279,7 @@ def test_ranges_in_a_job_ask_for_no_value(tmp_path: Path, monkeypatch: pytest.Mo
     agreed = tmp_path / "columns.json"
     monkeypatch.setenv("CFL_DATA", str(tmp_path / "ward.csv"))
     assert main(["site", "columns", "--out", str(agreed)]) == 0
-    folder = kit(tmp_path / "site-1", epsilon_budget=4.0)
+    folder = write_kit(tmp_path / "site-1", epsilon_budget=4.0)
     source = SiteData(columns=json.loads(agreed.read_text()))
     model = marked(describe(Logistic((2,), 2), "model"))
     said = ask(private_job(source=source, model=model), folder, "ranges")
@@ -295,10 +295,10 @@ def test_refusals_by_data_are_coarse_and_counted(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    data = npz(tmp_path / "ward.npz")
+    data = write_kit_npz(tmp_path / "ward.npz")
     monkeypatch.setenv("CFL_DATA", str(data))
     caplog.set_level("INFO")
-    folder = kit(tmp_path / "site-1", epsilon_budget=4.0, max_refusals=2)
+    folder = write_kit(tmp_path / "site-1", epsilon_budget=4.0, max_refusals=2)
     large = describe(Logistic((1, 9, 9), 2), "model")
     narrow = describe(Logistic((1, 4, 4), 1), "model")
     assert ask(private_job(model=marked(large)), folder, "shape")["error"] == WITHHELD
@@ -331,8 +331,8 @@ def test_failures_in_a_round_are_counted(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_without_a_budget_codes_are_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CFL_DATA", str(npz(tmp_path / "ward.npz")))
-    folder = kit(tmp_path / "site-1")
+    monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "ward.npz")))
+    folder = write_kit(tmp_path / "site-1")
     large = describe(Logistic((1, 9, 9), 2), "model")
     assert ask(private_job(model=marked(large)), folder)["error"] == "model"
 

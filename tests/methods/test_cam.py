@@ -35,8 +35,8 @@ from cfl_flare.training.learner import Learner
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
-from tests.helpers.play import MODEL, moved, play, sent
-from tests.helpers.tiny import coin, learner
+from tests.helpers.play import MODEL, list_answered_slots, list_sent_slots, play_rounds
+from tests.helpers.tiny import coin, make_coin_learner
 
 
 def descend(start, frozen, labels, steps=1, lam=0.0):
@@ -60,7 +60,7 @@ def both(name, samples, slot, theta, shared, cluster=None):
     return Update(name, samples, {slot: coin(*theta), SHARED: coin(*shared)}, cluster)
 
 
-def state_of(*models, shared=(0, 0), **more):
+def make_cam_state(*models, shared=(0, 0), **more):
     bank = {f"cluster-{k}": coin(*model) for k, model in enumerate(models)}
     return ServerState({**bank, SHARED: coin(*shared)}, **more)
 
@@ -72,11 +72,11 @@ LABELS = [0, 0, 0, 1]
 def test_ifca_cam_picks_the_cluster_with_which_the_sum_loses_least():
     """Eq. 2. By itself cluster 0 fits best (1.1); beside the global model's 2.0, cluster 1 does (2.0 - 0.9)."""
     download = ifca((0.55, -0.55), (-0.45, 0.45))
-    assert IFCA(k=2).choose(learner(LABELS), download) == 0
-    found = CAM(base=IFCA(k=2), warmup=0).local_update(learner(LABELS), download)
+    assert IFCA(k=2).choose(make_coin_learner(LABELS), download) == 0
+    found = CAM(base=IFCA(k=2), warmup=0).local_update(make_coin_learner(LABELS), download)
     assert found.cluster == 1
     assert set(found.diffs) == {"cluster-1", SHARED}
-    served = CAM(base=IFCA(k=2), warmup=0).serve(learner(LABELS), download)
+    served = CAM(base=IFCA(k=2), warmup=0).serve(make_coin_learner(LABELS), download)
     assert [m.vector.tolist() for m in served.models] == [[1, -1], coin(-0.45, 0.45).vector.tolist()]
     assert served.vote == "logits"
 
@@ -84,7 +84,7 @@ def test_ifca_cam_picks_the_cluster_with_which_the_sum_loses_least():
 @pytest.mark.parametrize("steps", [1, 3])
 def test_each_part_trains_beside_the_other_as_it_was_sent(steps):
     """Eq. 5 and 8, simultaneous: with three steps, seeing what the other becomes would give other numbers."""
-    work = learner(LABELS, steps=steps)
+    work = make_coin_learner(LABELS, steps=steps)
     found = CAM(base=IFCA(k=2), warmup=0).local_update(work, ifca((-0.5, 1), (5, -9)))
     theta, common = (
         descend((-0.5, 1), (1, -1), LABELS, steps),
@@ -100,7 +100,7 @@ def test_each_part_trains_beside_the_other_as_it_was_sent(steps):
 def test_fesem_cam_holds_theta_near_its_centre_and_the_global_model_is_free(lam):
     """The gradient of Eq. 12 adds lam * (theta_i - Theta_c(i)): nothing in the first step, then something."""
     download = Download((SHARED, "cluster-1"), (coin(1, -1), coin(-0.5, 1)))
-    found = CAM(base=WeCFL(k=2), warmup=0, lam=lam).local_update(learner(LABELS, steps=3), download)
+    found = CAM(base=WeCFL(k=2), warmup=0, lam=lam).local_update(make_coin_learner(LABELS, steps=3), download)
     held = descend((-0.5, 1), (1, -1), LABELS, 3, lam)
     np.testing.assert_allclose(found.diffs["cluster-1"].vector, held - [-0.5, 1], atol=1e-6)
     assert lam == 0 or not np.allclose(held, descend((-0.5, 1), (1, -1), LABELS, 3), atol=1e-3)
@@ -110,14 +110,15 @@ def test_fesem_cam_holds_theta_near_its_centre_and_the_global_model_is_free(lam)
 def test_lam_holds_only_where_the_server_clusters():
     download = ifca((-0.5, 1), (5, -9))
     found = [
-        CAM(base=IFCA(k=2), warmup=0, lam=lam).local_update(learner(LABELS, steps=3), download) for lam in (0, 9.0)
+        CAM(base=IFCA(k=2), warmup=0, lam=lam).local_update(make_coin_learner(LABELS, steps=3), download)
+        for lam in (0, 9.0)
     ]
     np.testing.assert_array_equal(found[0].diffs["cluster-0"].vector, found[1].diffs["cluster-0"].vector)
 
 
 def test_penalties_of_the_base_act_beside_the_frozen_global_model():
     base = IFCA(k=1, penalties=(Proximal(mu=0.3),))
-    found = CAM(base=base, warmup=0).local_update(learner(LABELS, steps=3), ifca((-0.5, 1)))
+    found = CAM(base=base, warmup=0).local_update(make_coin_learner(LABELS, steps=3), ifca((-0.5, 1)))
     held = descend((-0.5, 1), (1, -1), LABELS, 3, 0.3)
     np.testing.assert_allclose(found.diffs["cluster-0"].vector, held - [-0.5, 1], atol=1e-6)
     np.testing.assert_allclose(found.diffs[SHARED].vector, descend((1, -1), (-0.5, 1), LABELS, 3) - [1, -1], atol=1e-6)
@@ -139,7 +140,7 @@ UPDATES = [
 )
 def test_server_step(step, models):
     method = CAM(base=IFCA(k=3), warmup=0, step=step)
-    state = state_of((1, 0), (10, 0), (7, 7), shared=(0, 1))
+    state = make_cam_state((1, 0), (10, 0), (7, 7), shared=(0, 1))
     assignment = method.assign(state, UPDATES)
     after = method.aggregate(state, UPDATES, assignment)
     assert assignment == {"a": 0, "b": 0, "c": 1}
@@ -150,7 +151,7 @@ def test_server_step(step, models):
 
 def test_participants_count_the_same_in_both_parts_where_the_base_says_so():
     method = CAM(base=IFCA(k=3, weighting="uniform"), warmup=0)
-    state = state_of((1, 0), (10, 0), (7, 7), shared=(0, 1))
+    state = make_cam_state((1, 0), (10, 0), (7, 7), shared=(0, 1))
     after = method.aggregate(state, UPDATES, method.assign(state, UPDATES))
     assert after.bank["cluster-0"].vector.tolist() == [3, 4]
     np.testing.assert_allclose(after.bank[SHARED].vector, [2, 1 + 4 / 3], rtol=1e-6)
@@ -160,7 +161,7 @@ def test_participants_count_the_same_in_both_parts_where_the_base_says_so():
 def test_fesem_cam_clusters_theta_i_whatever_theta_i_0_is(step, centre):
     """Eq. 11, weighted: (1*0 + 3*4)/4. Newcomers are sent the centres' mean (thesis Eq. 5.6)."""
     method = build_method({"method": "fesem-cam", "k": 2, "warmup": 0, "step": step})
-    state = replace(state_of((0, 0), (10, 10)).after({"global": coin(5, 5)}, {"a": 0, "b": 0, "c": 1}), round=1)
+    state = replace(make_cam_state((0, 0), (10, 10)).after({"global": coin(5, 5)}, {"a": 0, "b": 0, "c": 1}), round=1)
     updates = [
         both("a", 1, "cluster-0", (0, 0), (100, 0)),
         both("b", 3, "cluster-0", (4, 4), (0, 100)),
@@ -183,7 +184,7 @@ def test_a_cluster_that_nobody_chooses_stays_and_is_reported():
         def choose(self, learner, download):
             return 1
 
-    played = play(CAM(base=Biased(k=3), warmup=1), 3)
+    played = play_rounds(CAM(base=Biased(k=3), warmup=1), 3)
     for slot in ("cluster-0", "cluster-2"):
         np.testing.assert_array_equal(played[-1].after.bank[slot].vector, played[0].before.bank[slot].vector)
     assert not np.array_equal(played[-1].after.bank["cluster-1"].vector, played[0].before.bank["cluster-1"].vector)
@@ -193,7 +194,7 @@ def test_a_cluster_that_nobody_chooses_stays_and_is_reported():
 
 def test_fesem_cam_leaves_an_empty_cluster_where_it_is():
     method = CAM(base=WeCFL(k=3), warmup=0)
-    state = state_of((0, 0), (10, 10), (50, 50)).after({"global": coin(5, 5)})
+    state = make_cam_state((0, 0), (10, 10), (50, 50)).after({"global": coin(5, 5)})
     updates = [both("a", 1, "cluster-0", (1, 1), (0, 0)), both("b", 1, "cluster-1", (1, 1), (0, 0))]
     assignment = method.assign(state, updates)
     after = method.aggregate(state, updates, assignment)
@@ -207,11 +208,11 @@ def test_fesem_cam_leaves_an_empty_cluster_where_it_is():
 def test_ifca_cam_warms_up_as_fedavg_from_that_seed():
     settings = {"momentum": 0.9, "keep_momentum": True}
     warm, fedavg = (
-        play(CAM(base=IFCA(k=2), warmup=2), 3, **settings),
-        play(FedAvg(), 3, first=2, streams="shared.", **settings),
+        play_rounds(CAM(base=IFCA(k=2), warmup=2), 3, **settings),
+        play_rounds(FedAvg(), 3, first=2, streams="shared.", **settings),
     )
     for one, plain in zip(warm[:2], fedavg[:2]):
-        assert sent(one) == moved(one) == {(SHARED,)}
+        assert list_sent_slots(one) == list_answered_slots(one) == {(SHARED,)}
         np.testing.assert_array_equal(one.after.bank[SHARED].vector, plain.after.bank["global"].vector)
         assert one.after.assignment == {}
         assert one.record["bytes_down"] == plain.record["bytes_down"]
@@ -220,24 +221,24 @@ def test_ifca_cam_warms_up_as_fedavg_from_that_seed():
             assert one.after.bank[f"cluster-{k}"] is warm[0].before.bank[f"cluster-{k}"]
     assert warm[0].record["served_accuracy"] == fedavg[0].record["served_accuracy"]
     last = warm[2]
-    assert sent(last) == {(SHARED, "cluster-0", "cluster-1")}
-    assert moved(last) <= {("cluster-0", SHARED), ("cluster-1", SHARED)}
+    assert list_sent_slots(last) == {(SHARED, "cluster-0", "cluster-1")}
+    assert list_answered_slots(last) <= {("cluster-0", SHARED), ("cluster-1", SHARED)}
     assert set(last.after.assignment) == set(last.orders)
     assert isinstance(last.record["objective"], float)
     assert not np.array_equal(last.after.bank[SHARED].vector, fedavg[2].after.bank["global"].vector)
 
 
 def test_fesem_cam_warms_up_with_each_participant_by_itself():
-    warm = play(CAM(base=WeCFL(k=2), warmup=3), 4)
+    warm = play_rounds(CAM(base=WeCFL(k=2), warmup=3), 4)
     for one in warm[:2]:
-        assert sent(one) == moved(one) == {()}
+        assert list_sent_slots(one) == list_answered_slots(one) == {()}
         assert one.record["bytes_down"] == one.record["bytes_up"] == 0
         assert all(names == {"own"} for names in one.memory.values())
         assert set(one.after.bank) == {"global", SHARED}
-    local = play(build_method({"method": "local"}), 3)
+    local = play_rounds(build_method({"method": "local"}), 3)
     assert [one.record["served_accuracy"] for one in warm[:2]] == [one.record["served_accuracy"] for one in local[:2]]
     last = warm[2]
-    assert (sent(last), moved(last)) == ({("global",)}, {("global",)})
+    assert (list_sent_slots(last), list_answered_slots(last)) == ({("global",)}, {("global",)})
     assert set(last.after.bank) == {"global", SHARED, "cluster-0", "cluster-1"}
     first = warm[0].before.bank["global"]
     thetas = {n: (first + a.update.diffs["global"]).vector for n, a in last.answers.items()}
@@ -249,42 +250,42 @@ def test_fesem_cam_warms_up_with_each_participant_by_itself():
     np.testing.assert_array_equal(last.after.bank[SHARED].vector, warm[0].before.bank[SHARED].vector)
     assert last.record["bytes_up"] == 6 * warm[0].before.bank[SHARED].layout.nbytes
     after = warm[3]
-    assert all(slots[0] == SHARED and slots[1].startswith("cluster-") for slots in sent(after))
+    assert all(slots[0] == SHARED and slots[1].startswith("cluster-") for slots in list_sent_slots(after))
     assert all(names == set() for names in after.memory.values())
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_the_shortest_warm_ups_of_fesem_cam(warmup):
-    played = play(CAM(base=WeCFL(k=2), warmup=warmup), 2)
-    assert sent(played[0]) == ({(SHARED, "global")}, {("global",)})[warmup]
-    assert moved(played[0]) == ({("global", SHARED)}, {("global",)})[warmup]
+    played = play_rounds(CAM(base=WeCFL(k=2), warmup=warmup), 2)
+    assert list_sent_slots(played[0]) == ({(SHARED, "global")}, {("global",)})[warmup]
+    assert list_answered_slots(played[0]) == ({("global", SHARED)}, {("global",)})[warmup]
     assert set(played[0].after.assignment.values()) == {0, 1}
     moves = np.any(played[0].after.bank[SHARED].vector != played[0].before.bank[SHARED].vector)
     assert moves == (warmup == 0)
 
 
 def test_without_a_warm_up_ifca_cam_clusters_at_once():
-    played = play(CAM(base=IFCA(k=2), warmup=0), 1)
-    assert sent(played[0]) == {(SHARED, "cluster-0", "cluster-1")}
+    played = play_rounds(CAM(base=IFCA(k=2), warmup=0), 1)
+    assert list_sent_slots(played[0]) == {(SHARED, "cluster-0", "cluster-1")}
     assert len(played[0].after.assignment) == 6
 
 
 @pytest.mark.parametrize("base", [IFCA(k=2), WeCFL(k=2)], ids=lambda m: m.name)
 def test_alternating_trains_the_clusters_then_the_global_model(base):
-    played = play(CAM(base=base, warmup=1, updates="alternating"), 5)
+    played = play_rounds(CAM(base=base, warmup=1, updates="alternating"), 5)
     for number in (1, 3):
         one = played[number]
         np.testing.assert_array_equal(one.after.bank[SHARED].vector, one.before.bank[SHARED].vector)
-        assert all(len(slots) == 1 and slots[0].startswith("cluster-") for slots in moved(one))
+        assert all(len(slots) == 1 and slots[0].startswith("cluster-") for slots in list_answered_slots(one))
     for number in (2, 4):
         one = played[number]
-        assert moved(one) == {(SHARED,)}
+        assert list_answered_slots(one) == {(SHARED,)}
         assert "objective" not in one.record
         assert not np.array_equal(one.after.bank[SHARED].vector, one.before.bank[SHARED].vector)
         for k in range(2):
             assert one.after.bank[f"cluster-{k}"] is one.before.bank[f"cluster-{k}"]
         if isinstance(base, IFCA):
-            assert sent(one) == {(SHARED, "cluster-0", "cluster-1")}
+            assert list_sent_slots(one) == {(SHARED, "cluster-0", "cluster-1")}
             assert one.after.assignment == {n: a.update.cluster for n, a in one.answers.items()}
         else:
             assert {n: o.slots for n, o in one.orders.items()} == {
@@ -296,10 +297,10 @@ def test_alternating_trains_the_clusters_then_the_global_model(base):
 def test_the_second_half_of_an_alternating_round_assigns_anew():
     """Fed-CAM sec. 3.1, (i) -> (ii) -> (i) -> (iii): the cluster that fits has moved, so the choice is another one."""
     method = CAM(base=IFCA(k=2), warmup=0, updates="alternating")
-    state = replace(state_of((0.55, -0.55), (-0.45, 0.45), shared=(1, -1)), round=1, assignment={"p": 0})
+    state = replace(make_cam_state((0.55, -0.55), (-0.45, 0.45), shared=(1, -1)), round=1, assignment={"p": 0})
     sent = method.distribute(state, "p")
     assert (sent.slots, sent.returned) == ((SHARED, "cluster-0", "cluster-1"), (SHARED,))
-    work = learner(LABELS)
+    work = make_coin_learner(LABELS)
     work.round = 1
     found = method.local_update(work, replace(sent, models=tuple(state.bank[slot] for slot in sent.slots)))
     assert (found.cluster, set(found.diffs)) == (1, {SHARED})
@@ -312,7 +313,7 @@ def test_the_second_half_of_an_alternating_round_assigns_anew():
 
 
 def test_the_same_participants_train_both_halves_of_an_alternating_round():
-    played = play(CAM(base=IFCA(k=2), warmup=1, updates="alternating"), 9, sample=3)
+    played = play_rounds(CAM(base=IFCA(k=2), warmup=1, updates="alternating"), 9, sample=3)
     asked = [{n for n, order in one.orders.items() if order.train} for one in played[:9]]
     assert all(asked[i] == asked[i + 1] for i in (1, 3, 5, 7))
     assert len(set(map(frozenset, asked[1::2]))) > 1
@@ -320,12 +321,12 @@ def test_the_same_participants_train_both_halves_of_an_alternating_round():
 
 def test_half_an_alternating_round_at_the_end_is_refused():
     with pytest.raises(ConfigError, match=r"takes two rounds, .* but 3 are left after warmup = 2; take 6 rounds"):
-        play(CAM(base=IFCA(k=2), warmup=2, updates="alternating"), 5)
+        play_rounds(CAM(base=IFCA(k=2), warmup=2, updates="alternating"), 5)
 
 
 @pytest.mark.parametrize("base", [IFCA(k=2), WeCFL(k=2)], ids=lambda m: m.name)
 def test_sampled_rounds(base):
-    played = play(CAM(base=base, warmup=2), 6, sample=3)
+    played = play_rounds(CAM(base=base, warmup=2), 6, sample=3)
     asked = {n for one in played[2:6] for n, order in one.orders.items() if order.train}
     before = {n for n, o in played[1].orders.items() if o.train} if isinstance(base, WeCFL) else set()
     assert set(played[-1].after.assignment) == asked | before
@@ -338,7 +339,7 @@ def test_sampled_rounds(base):
 
 @pytest.mark.parametrize("base", [IFCA(k=1), WeCFL(k=1)], ids=lambda m: m.name)
 def test_one_cluster_works(base):
-    played = play(CAM(base=base, warmup=1), 3)
+    played = play_rounds(CAM(base=base, warmup=1), 3)
     assert set(played[-1].after.assignment.values()) == {0}
 
 
@@ -348,7 +349,7 @@ def test_one_cluster_works(base):
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")
 def test_what_learns_nothing_stays_where_it_is(base, step, updates):
     """Steps too short for float32 leave every theta where it started: so are all centres, whatever is averaged."""
-    played = play(CAM(base=base, warmup=1, step=step, updates=updates), 3, lr=1e-30)
+    played = play_rounds(CAM(base=base, warmup=1, step=step, updates=updates), 3, lr=1e-30)
     start = played[0].before.bank
     for slot, model in played[-1].after.bank.items():
         np.testing.assert_allclose(model.vector, start[slot if slot in start else "global"].vector, atol=1e-6)
@@ -356,7 +357,7 @@ def test_what_learns_nothing_stays_where_it_is(base, step, updates):
 
 def test_few_shot_clustering_counts_the_rounds_that_cluster():
     """Two E-steps, whatever the warm-up and the global model's rounds: the first makes the centres."""
-    state = state_of((0, 0), (10, 10)).after({"global": coin(5, 5)}, {"a": 0})
+    state = make_cam_state((0, 0), (10, 10)).after({"global": coin(5, 5)}, {"a": 0})
     update = [both("a", 1, "cluster-0", (9, 9), (0, 0))]
     for updates, rounds_, found in (
         ("simultaneous", (5, 6, 7), [1, 0, 0]),
@@ -368,7 +369,7 @@ def test_few_shot_clustering_counts_the_rounds_that_cluster():
 
 def test_finetuning_trains_each_part_beside_what_the_other_was():
     """Thesis sec. 7.4.4."""
-    work = learner(LABELS, steps=2)
+    work = make_coin_learner(LABELS, steps=2)
     served = CAM(base=IFCA(k=1), warmup=0, finetune=True).predictor(work, ifca((-0.5, 1)))
     assert isinstance(served, Served)
     expected = [descend((1, -1), (-0.5, 1), LABELS, 2), descend((-0.5, 1), (1, -1), LABELS, 2)]
@@ -378,16 +379,18 @@ def test_finetuning_trains_each_part_beside_what_the_other_was():
 
 def test_finetuning_in_the_warm_up_trains_the_part_that_is_there_with_its_own_momentum():
     settings = {"momentum": 0.9, "keep_momentum": True}
-    tuned = play(CAM(base=IFCA(k=2), warmup=2, finetune=True), 3, **settings)
-    plain = play(build_method({"method": "finetune"}), 2, first=2, streams="shared.", **settings)
+    tuned = play_rounds(CAM(base=IFCA(k=2), warmup=2, finetune=True), 3, **settings)
+    plain = play_rounds(build_method({"method": "finetune"}), 2, first=2, streams="shared.", **settings)
     assert tuned[0].record["served_loss"] == plain[0].record["served_loss"]
-    own, local = (play(method, 3) for method in (CAM(base=WeCFL(k=2), warmup=2, finetune=True), Local(finetune=True)))
+    own, local = (
+        play_rounds(method, 3) for method in (CAM(base=WeCFL(k=2), warmup=2, finetune=True), Local(finetune=True))
+    )
     assert own[0].record["served_loss"] == local[0].record["served_loss"]
 
 
 @pytest.mark.parametrize("base", [IFCA(k=2), WeCFL(k=2)], ids=lambda m: m.name)
 def test_trained_models_are_measured_in_every_round(base):
-    played = play(CAM(base=base, warmup=2), 3, trained=True, evaluate_every=1)
+    played = play_rounds(CAM(base=base, warmup=2), 3, trained=True, evaluate_every=1)
     for one in played[1:3]:
         assert all(0 <= a.metrics["trained_accuracy"] <= 1 for a in one.answers.values())
 
@@ -395,7 +398,7 @@ def test_trained_models_are_measured_in_every_round(base):
 def test_analysis_is_of_the_clusters_parts():
     """The objective of a and b around (2, 6): |(5,0) - (2,6)|^2 = 45 and |(1,8) - (2,6)|^2 = 5."""
     method = CAM(base=IFCA(k=3), warmup=0)
-    state = state_of((1, 0), (10, 0), (7, 7), shared=(0, 1))
+    state = make_cam_state((1, 0), (10, 0), (7, 7), shared=(0, 1))
     assignment = method.assign(state, UPDATES)
     found = analyse(method, state, method.aggregate(state, UPDATES, assignment), UPDATES, assignment)
     assert found["objective"] == pytest.approx((1 * 45 + 3 * 5 + 4 * 0) / 8)
@@ -407,7 +410,7 @@ def test_analysis_is_of_the_clusters_parts():
 # The gradient of the sum.
 
 
-class Plain(nn.Module):
+class TwoLayers(nn.Module):
     """Two layers."""
 
     def __init__(self) -> None:
@@ -418,7 +421,7 @@ class Plain(nn.Module):
         return self.layers(x)
 
 
-class Normed(nn.Module):
+class NormedTwoLayers(nn.Module):
     """Two layers with BatchNorm between them."""
 
     def __init__(self) -> None:
@@ -444,7 +447,7 @@ def double(module_class, model):
     return module
 
 
-@pytest.mark.parametrize("module_class", [Plain, Normed])
+@pytest.mark.parametrize("module_class", [TwoLayers, NormedTwoLayers])
 def test_the_gradient_beside_a_frozen_model_is_that_of_finite_differences(module_class):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(8, 4, generator=generator), torch.randint(3, (8,), generator=generator)
@@ -528,4 +531,4 @@ def test_a_warm_up_that_leaves_no_rounds_is_refused_before_the_start(participant
         check_plans([RunPlan.of(**run, num_rounds=3)])
     if participants:
         with pytest.raises(ConfigError, match="warmup = 3 leaves none of 3 rounds; lower it"):
-            play(method, 3)
+            play_rounds(method, 3)

@@ -36,8 +36,18 @@ from cfl_flare.results.store import state_metadata, state_of
 from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import run_loop
-from tests.helpers.play import MODEL, assert_same_models, play, sent
-from tests.helpers.tiny import LAYOUT, Coin, coin, initial, learner, model, update
+from tests.helpers.play import MODEL, assert_same_bank, list_sent_slots, play_rounds
+from tests.helpers.tiny import (
+    LAYOUT,
+    Coin,
+    coin,
+    initial,
+    make_coin_learner,
+    make_updates,
+    read_model,
+    step_method,
+    update,
+)
 
 # Two opposed directions. Weighted by 3, 1, 1, 1 the mean is (0, 0.05); the longest is 2.00998.
 OPPOSED = {"a": (1, 0), "b": (1, 0.1), "c": (-2, 0), "d": (-2, 0.2)}
@@ -45,19 +55,15 @@ SAMPLES = {"a": 3}
 SPLITS_ALWAYS = CFL(eps1=1e9, eps2=0)
 
 
-def updates_of(moves: dict[str, tuple[float, float]], slot: str = "cluster-0") -> list[Update]:
-    return [update(name, SAMPLES.get(name, 1), slot, *move) for name, move in moves.items()]
-
-
-def step(method: CFL, state: ServerState, updates: list[Update]) -> ServerState:
+def step_expected_slots(method: CFL, state: ServerState, updates: list[Update]) -> ServerState:
     """One round; the participants' slots are those that they are sent."""
     for u in updates:
         assert method.distribute(state, u.participant).slots == tuple(u.diffs)
-    return method.aggregate(state, updates, method.assign(state, updates))
+    return step_method(method, state, updates)
 
 
-def first(method: CFL, **more: tuple[float, float]) -> ServerState:
-    return step(method, method.start(initial), updates_of({**OPPOSED, **more}))
+def take_first_step(method: CFL, **more: tuple[float, float]) -> ServerState:
+    return step_expected_slots(method, method.start(initial), make_updates({**OPPOSED, **more}))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +81,7 @@ def first(method: CFL, **more: tuple[float, float]) -> ServerState:
 )
 def test_it_splits_where_the_paper_says_and_not_before(settings: dict[str, Any], split: bool) -> None:
     method = CFL(**settings)
-    state = first(method)
+    state = take_first_step(method)
     assert state.assignment == ({"a": 0, "b": 0, "c": 1, "d": 1} if split else dict.fromkeys("abcd", 0))
     assert method.clusters_in(state) == 1 + split
     assert state.extras["splits"] == [0] * split
@@ -83,52 +89,65 @@ def test_it_splits_where_the_paper_says_and_not_before(settings: dict[str, Any],
 
 def test_both_halves_start_from_the_cluster_s_model_and_go_on_by_themselves() -> None:
     method = CFL(eps1=0.06, eps2=2)
-    state = first(method)
-    assert {slot: model(state, slot) for slot in state.bank} == {
+    state = take_first_step(method)
+    assert {slot: read_model(state, slot) for slot in state.bank} == {
         "cluster-0": [0, 0.05],
         "cluster-1": [0, 0.05],
         "parent-1": [0, 0],
         "stayed-1": [1, 0.025],
         "left-1": [-2, 0.1],
     }
-    state = step(method, state, [*updates_of({"a": (4, 0), "b": (0, 4)}), *updates_of({"d": (-1, 0)}, "cluster-1")])
-    assert model(state, "cluster-0") == [3, 1.05]
-    assert model(state, "cluster-1") == [-1, 0.05]
+    state = step_expected_slots(
+        method, state, [*make_updates({"a": (4, 0), "b": (0, 4)}), *make_updates({"d": (-1, 0)}, "cluster-1")]
+    )
+    assert read_model(state, "cluster-0") == [3, 1.05]
+    assert read_model(state, "cluster-1") == [-1, 0.05]
     assert state.extras["splits"] == [0]
     assert set(method.models(state, LAYOUT)) == {"cluster-0", "cluster-1"}
 
 
 def test_a_split_needs_two_present_members_and_a_direction_needs_no_length() -> None:
-    assert SPLITS_ALWAYS.clusters_in(step(SPLITS_ALWAYS, SPLITS_ALWAYS.start(initial), updates_of({"a": (1, 1)}))) == 1
-    state = step(SPLITS_ALWAYS, SPLITS_ALWAYS.start(initial), updates_of({"a": (1, 0), "b": (0, 0), "c": (5, 1)}))
+    assert (
+        SPLITS_ALWAYS.clusters_in(
+            step_expected_slots(SPLITS_ALWAYS, SPLITS_ALWAYS.start(initial), make_updates({"a": (1, 1)}))
+        )
+        == 1
+    )
+    state = step_expected_slots(
+        SPLITS_ALWAYS, SPLITS_ALWAYS.start(initial), make_updates({"a": (1, 0), "b": (0, 0), "c": (5, 1)})
+    )
     assert state.assignment == {"a": 0, "b": 1, "c": 0}
 
 
 def test_gamma_max_keeps_together_what_is_not_apart() -> None:
     """The largest cosine between the halves of OPPOSED is that of b and d, -1.98 / (1.00499 * 2.00998) = -0.9802."""
-    assert first(CFL(eps1=0.06, eps2=2, gamma_max=0.9)).extras["splits"] == [0]
+    assert take_first_step(CFL(eps1=0.06, eps2=2, gamma_max=0.9)).extras["splits"] == [0]
     right = {"a": (1, 0), "b": (0, 1), "c": (-1, -1)}  # b and c at -0.71, a and b at 0, a and c at -0.71
     for gamma, splits in ((0.9, [0]), (None, [0])):
         method = CFL(eps1=10, eps2=0.1, gamma_max=gamma)
-        assert step(method, method.start(initial), updates_of(right)).extras["splits"] == splits
+        assert step_expected_slots(method, method.start(initial), make_updates(right)).extras["splits"] == splits
     alike = {"a": (2, 1), "b": (1, 2)}  # 0.8 = sqrt((1 - gamma) / 2) has no gamma in [0, 1); the largest is 0.707
     method = CFL(eps1=10, eps2=0.1, gamma_max=0.0)
-    assert step(method, method.start(initial), updates_of(alike)).extras["splits"] == []
+    assert step_expected_slots(method, method.start(initial), make_updates(alike)).extras["splits"] == []
 
 
 def test_ids_are_stable_and_splits_go_on_over_rounds() -> None:
     method = CFL(eps1=0.06, eps2=1.9)
-    state = first(method)
-    both = [*updates_of({"a": (1, 9), "b": (1, -27)}), *updates_of({"c": (2, 1), "d": (-2, -1)}, "cluster-1")]
-    state = step(method, state, both)  # the weighted mean of a and b is (1, 0): only cluster 1 is at rest
+    state = take_first_step(method)
+    both = [*make_updates({"a": (1, 9), "b": (1, -27)}), *make_updates({"c": (2, 1), "d": (-2, -1)}, "cluster-1")]
+    state = step_expected_slots(
+        method, state, both
+    )  # the weighted mean of a and b is (1, 0): only cluster 1 is at rest
     assert state.assignment == {"a": 0, "b": 0, "c": 1, "d": 2}
     assert state.extras["splits"] == [0, 1]
-    assert model(state, "cluster-1") == model(state, "cluster-2") == model(state, "parent-2") == [0, 0.05]
-    state = step(
+    assert (
+        read_model(state, "cluster-1") == read_model(state, "cluster-2") == read_model(state, "parent-2") == [0, 0.05]
+    )
+    state = step_expected_slots(
         method,
         state,
         [
-            *updates_of({"a": (1, 0), "b": (-3, 0)}),
+            *make_updates({"a": (1, 0), "b": (-3, 0)}),
             update("c", 1, "cluster-1", 9, 9),
             update("d", 1, "cluster-2", 1, 0),
         ],
@@ -140,53 +159,53 @@ def test_ids_are_stable_and_splits_go_on_over_rounds() -> None:
 
 def test_two_clusters_may_be_split_in_one_round() -> None:
     method = CFL(eps1=0.06, eps2=1)
-    state = first(method)
-    both = [*updates_of({"a": (1, 0), "b": (-3, 0)}), *updates_of({"c": (2, 1), "d": (-2, -1)}, "cluster-1")]
-    state = step(method, state, both)
+    state = take_first_step(method)
+    both = [*make_updates({"a": (1, 0), "b": (-3, 0)}), *make_updates({"c": (2, 1), "d": (-2, -1)}, "cluster-1")]
+    state = step_expected_slots(method, state, both)
     assert state.assignment == {"a": 0, "b": 2, "c": 1, "d": 3}
     assert state.extras["splits"] == [0, 0, 1]
 
 
 def test_who_was_absent_chooses_a_half_at_the_next_appearance() -> None:
     method = CFL(eps1=0.06, eps2=1)
-    state = step(method, method.start(initial), updates_of({"e": (0.1, 0.1), "f": (0.1, 0)}))
-    start = model(state, "cluster-0")
-    state = step(method, state, updates_of(OPPOSED))
-    moved = model(state, "cluster-0")
+    state = step_expected_slots(method, method.start(initial), make_updates({"e": (0.1, 0.1), "f": (0.1, 0)}))
+    start = read_model(state, "cluster-0")
+    state = step_expected_slots(method, state, make_updates(OPPOSED))
+    moved = read_model(state, "cluster-0")
     assert method.distribute(state, "e").slots == ("parent-1",)
-    assert model(state, "parent-1") == start != moved  # what the others' updates were to
+    assert read_model(state, "parent-1") == start != moved  # what the others' updates were to
     assert state.assignment["e"] == 0
-    state = step(method, state, updates_of({"e": (-0.1, 9.0), "f": (3, 0)}, "parent-1"))
+    state = step_expected_slots(method, state, make_updates({"e": (-0.1, 9.0), "f": (3, 0)}, "parent-1"))
     assert (state.assignment["e"], state.assignment["f"]) == (1, 0)
-    assert model(state, "cluster-0") == model(state, "cluster-1") == moved  # it counts in no mean
+    assert read_model(state, "cluster-0") == read_model(state, "cluster-1") == moved  # it counts in no mean
     assert [method.distribute(state, n).slots for n in "ef"] == [("cluster-1",), ("cluster-0",)]
 
 
 def test_a_newcomer_goes_down_the_tree_of_splits_one_a_round() -> None:
     method = CFL(eps1=0.06, eps2=1.9)
-    state = first(method)
-    both = [*updates_of({"c": (2, 1), "d": (-2, -1)}, "cluster-1")]
-    state = step(method, state, both)
+    state = take_first_step(method)
+    both = [*make_updates({"c": (2, 1), "d": (-2, -1)}, "cluster-1")]
+    state = step_expected_slots(method, state, both)
     assert state.extras["splits"] == [0, 1]
     for expected, move in (("parent-1", (-1, 0)), ("parent-2", (-1, -1)), ("cluster-2", (0, 0))):
         assert method.distribute(state, "new").slots == (expected,)
-        state = step(method, state, updates_of({"new": move}, expected))
+        state = step_expected_slots(method, state, make_updates({"new": move}, expected))
     assert state.assignment["new"] == 2
     assert method.distribute(state, "other").slots == ("parent-1",)
-    state = step(method, state, updates_of({"other": (1, 0)}, "parent-1"))
+    state = step_expected_slots(method, state, make_updates({"other": (1, 0)}, "parent-1"))
     assert method.distribute(state, "other").slots == ("cluster-0",)
 
 
 def test_choosing_a_half_that_is_split_in_the_same_round() -> None:
     """It is then absent in the new split, and chooses again."""
     method = CFL(eps1=0.06, eps2=1.9)
-    state = first(method)
-    again = [*updates_of({"a": (1, 0), "b": (-3, 0)}), *updates_of({"new": (1, 0)}, "parent-1")]
-    state = step(method, state, again)
+    state = take_first_step(method)
+    again = [*make_updates({"a": (1, 0), "b": (-3, 0)}), *make_updates({"new": (1, 0)}, "parent-1")]
+    state = step_expected_slots(method, state, again)
     assert state.extras["splits"] == [0, 0]
     assert state.assignment == {"a": 0, "b": 2, "c": 1, "d": 1, "new": 0}
     assert method.distribute(state, "new").slots == ("parent-2",)
-    state = step(method, state, updates_of({"new": (-1, 0)}, "parent-2"))
+    state = step_expected_slots(method, state, make_updates({"new": (-1, 0)}, "parent-2"))
     assert state.assignment["new"] == 2
 
 
@@ -194,8 +213,8 @@ def test_choosing_a_half_that_is_split_in_the_same_round() -> None:
 def test_never_splitting_is_fedavg(never: dict[str, Any]) -> None:
     never = never if never["eps1"] == 0 or never["eps2"] else {**never, "min_rounds": 99}
     more: dict[str, Any] = {"keep_momentum": True, "momentum": 0.9, "sample": 4}
-    one, fedavg = play(CFL(**never), 4, **more), play(FedAvg(), 4, **more)
-    assert_same_models(one[-1].after.bank, fedavg[-1].after.bank, "cluster-0", "global")
+    one, fedavg = play_rounds(CFL(**never), 4, **more), play_rounds(FedAvg(), 4, **more)
+    assert_same_bank(one[-1].after.bank, fedavg[-1].after.bank, "cluster-0", "global")
     assert one[-1].record == {} and one[0].record["cluster_sizes"] == [4]
 
 
@@ -203,23 +222,26 @@ def test_sampling_and_updates_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for limit in (2**30, 0):
         monkeypatch.setattr(cfl_flare.engine.round, "SPOOL_BYTES", limit)
-        found.append(play(SPLITS_ALWAYS, 5, sample=4))
-    assert_same_models(found[0][-1].after.bank, found[1][-1].after.bank)
+        found.append(play_rounds(SPLITS_ALWAYS, 5, sample=4))
+    assert_same_bank(found[0][-1].after.bank, found[1][-1].after.bank)
     assert found[0][-1].after.assignment == found[1][-1].after.assignment
-    assert any("parent-1" in slots for one in found[0] for slots in sent(one))
+    assert any("parent-1" in slots for one in found[0] for slots in list_sent_slots(one))
     sizes = [one.record["cluster_sizes"] for one in found[0][:-1]]
     assert len(sizes[0]) == 2 <= len(sizes[1]) <= len(sizes[-1])
 
 
 def test_beside_another_method() -> None:
-    both, alone = play(Ensemble(parts=(FedAvg(), SPLITS_ALWAYS)), 3), play(SPLITS_ALWAYS, 3, first=1, streams="1.")
-    assert_same_models(both[-1].after.bank, alone[-1].after.bank, "1.")
+    both, alone = (
+        play_rounds(Ensemble(parts=(FedAvg(), SPLITS_ALWAYS)), 3),
+        play_rounds(SPLITS_ALWAYS, 3, first=1, streams="1."),
+    )
+    assert_same_bank(both[-1].after.bank, alone[-1].after.bank, "1.")
     assert both[-1].after.assignment == alone[-1].after.assignment
     assert both[1].record["cluster_sizes"] == alone[1].record["cluster_sizes"]
 
 
 def test_its_state_is_json_and_models() -> None:
-    state = play(SPLITS_ALWAYS, 3, sample=4)[-1].after
+    state = play_rounds(SPLITS_ALWAYS, 3, sample=4)[-1].after
     again = state_of(state.bank, json.loads(json.dumps(state_metadata(state))))
     assert again == replace(state, bank=again.bank)
 
@@ -291,7 +313,7 @@ def gp_sent(state: ServerState, gradients=GRADIENTS, ends: dict[str, float] | No
 
 def gp_step(state: ServerState, updates: list[Update], archive: Archive, method: CFLGP = CFL_GP) -> ServerState:
     state = replace(state, archive=archive)
-    return method.aggregate(state, updates, method.assign(state, updates))
+    return step_method(method, state, updates)
 
 
 def test_all_take_their_gradient_at_one_model_which_changes_in_turn(archive):
@@ -299,11 +321,14 @@ def test_all_take_their_gradient_at_one_model_which_changes_in_turn(archive):
     state = CFL_GP.start(initial)
     assert CFL_GP.plan(state).everyone and CFL_GP.plan(state).fewest == 2
     assert CFL_GP.distribute(state, "a") == Download(("criterion-0",))
-    assert model(state, "criterion-0") == [0, 0]
+    assert read_model(state, "criterion-0") == [0, 0]
     state = gp_step(state, gp_sent(state), archive)
     assert state.assignment == {"a": 0, "b": 0, "c": 1}
-    assert (model(state, "cluster-0"), model(state, "cluster-1")) == ([0, 0], [1, -1])  # gradients count nowhere
-    assert {slot: model(state, slot) for slot in state.bank if slot.startswith("crit")} == {"criterion-1": [1, -1]}
+    assert (read_model(state, "cluster-0"), read_model(state, "cluster-1")) == (
+        [0, 0],
+        [1, -1],
+    )  # gradients count nowhere
+    assert {slot: read_model(state, slot) for slot in state.bank if slot.startswith("crit")} == {"criterion-1": [1, -1]}
     for name, own in (("a", "cluster-0"), ("c", "cluster-1")):
         order = CFL_GP.distribute(state, name)
         assert (order.slots, order.to_train, order.returned) == ((own,), ("criterion-1",), (own, "criterion-1"))
@@ -314,9 +339,9 @@ def test_a_model_counts_in_its_new_cluster_unweighted_and_gradients_of_one_crite
     moved = {"a": (1.0, 0.0), "b": (0.0, 9.0), "c": (0.0, 9.0)}  # b is now like c
     state = gp_step(state, gp_sent(state, moved, {"a": 6, "b": 8, "c": -4}), archive)
     assert state.assignment == {"a": 0, "b": 1, "c": 1}
-    assert model(state, "cluster-0") == [6, 0]
-    assert model(state, "cluster-1") == [2, -0.5]  # (8, 0) and (-4, -1)
-    assert model(state, "criterion-2") == [6, 0]
+    assert read_model(state, "cluster-0") == [6, 0]
+    assert read_model(state, "cluster-1") == [2, -0.5]  # (8, 0) and (-4, -1)
+    assert read_model(state, "criterion-2") == [6, 0]
     state = gp_step(
         state, gp_sent(state, {"a": (3.0, 0.0), "b": (3.1, 4.0), "c": (0.0, 5.0)}, dict.fromkeys("abc", 0)), archive
     )
@@ -382,21 +407,21 @@ def test_a_newcomer_chooses_by_its_losses_also_after_a_run_that_ended_before_a_c
     order = CFL_GP.distribute(joining, "z")
     assert order.choices == {0: "cluster-0", 1: "cluster-1"}
     told = replace(order, models=(coin(0, 0), coin(1, -1)))
-    chosen = CFL_GP.local_update(learner([0, 0]), told)
+    chosen = CFL_GP.local_update(make_coin_learner([0, 0]), told)
     assert (chosen.cluster, [*chosen.diffs]) == (1, ["cluster-1"])
     joined = CFL_GP.join(joining, replace(chosen, participant="z"))
     assert joined.assignment == {**state.assignment, "z": 1} and joined.bank is joining.bank
     assert CFL_GP.distribute(joined, "z").slots == ("cluster-1",)
-    assert CFL_GP.serve(learner([1]), told).vector.tolist() == [0, 0]
+    assert CFL_GP.serve(make_coin_learner([1]), told).vector.tolist() == [0, 0]
 
 
 def test_the_gradient_is_of_all_training_data_whatever_the_batches():
     """At (0, 0), x = 1: label 0 gives (-1/2, 1/2), label 1 the opposite; of 3 and 2 samples (-0.1, 0.1)."""
-    work = learner([0, 0, 0, 1, 1], batch_size=2)
+    work = make_coin_learner([0, 0, 0, 1, 1], batch_size=2)
     answer = CFL_GP.local_update(work, Download(("criterion-0",), (coin(0, 0),)))
     np.testing.assert_allclose(answer.diffs["criterion-0"].vector, [-0.1, 0.1], rtol=1e-6)
     both = Download(("cluster-1", "criterion-0"), (coin(0, 0), coin(0, 0)))
-    assert CFL_GP.local_update(learner([0]), both).diffs.keys() == {"cluster-1", "criterion-0"}
+    assert CFL_GP.local_update(make_coin_learner([0]), both).diffs.keys() == {"cluster-1", "criterion-0"}
     work._train = Split.of(np.array([[2.0]], np.float32), np.array([0]))
     work.samples = 1
     model = Coin()
@@ -427,7 +452,7 @@ def test_refusals_of_cfl_gp():
 
 
 def test_it_finds_the_groups_at_the_first_clustering_of_a_run():
-    rounds = play(CFLGP(k=2), 3, sample=3)
+    rounds = play_rounds(CFLGP(k=2), 3, sample=3)
     assert len(rounds[0].record["trained"]) == 6  # everyone clusters
     groups = rounds[0].after.assignment
     assert len({(int(name[1:]) // 3, k) for name, k in groups.items()}) == 2

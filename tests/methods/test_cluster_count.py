@@ -46,8 +46,8 @@ from cfl_flare.results.analysis import gram
 from cfl_flare.results.run_dir import load_run, read_features
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import run_loop
-from tests.helpers.play import MODEL, moved, play, sent
-from tests.helpers.tiny import LAYOUT, coin, initial, learner, rounds, update
+from tests.helpers.play import MODEL, list_answered_slots, list_sent_slots, play_rounds
+from tests.helpers.tiny import LAYOUT, coin, initial, make_coin_learner, rounds, step_method, update
 
 # ---- ``k=auto`` ----
 
@@ -77,22 +77,22 @@ def answers(slot: str = auto_k.COMMON) -> list[Update]:
     return [update(n, s, slot, i, 1) for i, (n, s) in enumerate(zip(NAMES, SAMPLES))]
 
 
-def stepped(method: Method, state: ServerState, updates: Sequence[Update]) -> ServerState:
+def step_without_notes(method: Method, state: ServerState, updates: Sequence[Update]) -> ServerState:
     state = replace(state, notes={})
-    return method.aggregate(state, updates, method.assign(state, updates))
+    return step_method(method, state, updates)
 
 
-def started(method: Method) -> ServerState:
+def start_from_second(method: Method) -> ServerState:
     """With common model (2, -2)."""
     return method.start(lambda i: initial(i + 2), NAMES)
 
 
 def test_the_warm_up_is_fedavg_weighted_by_samples() -> None:
     method = auto(warmup=2)
-    state = started(method)
+    state = start_from_second(method)
     assert (method.plan(state).everyone, method.plan(state).fewest) == (False, 1)
     assert method.distribute(state, "a").slots == (auto_k.COMMON,)
-    after = stepped(method, state, answers())
+    after = step_without_notes(method, state, answers())
     # (0*3 + 1*1 + 2*2 + 3*2 + 4*4 + 5*6) / 18 = 57 / 18
     np.testing.assert_allclose(after.bank[auto_k.COMMON].vector, [2 + 57 / 18, -1])
     assert (after.assignment, method.clusters_in(after), after.round) == ({}, 0, 1)
@@ -101,7 +101,7 @@ def test_the_warm_up_is_fedavg_weighted_by_samples() -> None:
 
 
 def test_wecfl_goes_on_from_the_clusters_that_were_found(labels: list[int]) -> None:
-    after = stepped(auto(), started(auto()), answers())
+    after = step_without_notes(auto(), start_from_second(auto()), answers())
     # Cluster 0: a, c, e move by (0*3 + 2*2 + 4*4) / 9 = 20/9; cluster 1: b, d, f by (1 + 3*2 + 5*6) / 9 = 37/9.
     np.testing.assert_allclose(after.bank["cluster-0"].vector, [2 + 20 / 9, -1], rtol=1e-6)
     np.testing.assert_allclose(after.bank["cluster-1"].vector, [2 + 37 / 9, -1], rtol=1e-6)
@@ -117,19 +117,19 @@ def test_wecfl_goes_on_from_the_clusters_that_were_found(labels: list[int]) -> N
 def test_ifca_goes_on_with_its_clusters_alone(labels: list[int]) -> None:
     labels[:] = [0, 1, 2, 0, 1, 2]
     method = AutoK(base=IFCA(k=5), warmup=1)
-    after = stepped(method, started(method), answers())
+    after = step_without_notes(method, start_from_second(method), answers())
     assert set(after.bank) == {"cluster-0", "cluster-1", "cluster-2"}
     np.testing.assert_allclose(after.bank["cluster-2"].vector, [2 + (2 * 2 + 5 * 6) / 8, -1])
     assert method.distribute(after, "a").choices == {k: f"cluster-{k}" for k in range(3)}
     trained = update("a", 3, "cluster-2", 4, 0, cluster=2)
-    later = stepped(method, after, [trained])
+    later = step_without_notes(method, after, [trained])
     assert (later.assignment["a"], later.round) == (2, 2)
     np.testing.assert_allclose(later.bank["cluster-2"].vector - after.bank["cluster-2"].vector, [4, 0])
 
 
 def test_clusters_that_were_merged_leave_no_gap(labels: list[int]) -> None:
     method = auto()
-    state = replace(started(method), notes={})
+    state = replace(start_from_second(method), notes={})
     after = method.aggregate(state, answers(), dict(zip(NAMES, [2, 1, 2, 1, 2, 1])))
     assert after.assignment == dict(zip(NAMES, [1, 0, 1, 0, 1, 0]))
     assert method.clusters_in(after) == 2
@@ -137,9 +137,9 @@ def test_clusters_that_were_merged_leave_no_gap(labels: list[int]) -> None:
 
 def test_the_base_counts_its_rounds_from_the_one_that_found_the_clusters(labels: list[int]) -> None:
     method = auto(warmup=3, clustering_rounds=1)
-    state = started(method)
+    state = start_from_second(method)
     for _ in range(3):
-        state = stepped(method, state, answers())
+        state = step_without_notes(method, state, answers())
     assert state.round == 3
     moves = {"a": (9, 0), "b": (-9, 0)}  # each to where the other's centre is, but the assignment is frozen
     updates = [update(n, 1, method.distribute(state, n).slots[0], *moves[n]) for n in moves]
@@ -150,8 +150,8 @@ def test_on_the_site_the_warm_up_has_no_penalties_and_leaves_no_memory() -> None
     for spec in ("cgpfl:k=auto", "feddsmic:k=auto", "wecfl:k=auto,penalties=[]"):
         method = build_named(spec)
         memory: dict[str, Any] = {}
-        one = learner([0, 0], memory=memory)
-        sent = replace(method.distribute(started(method), "a"), models=(coin(0, 0),))
+        one = make_coin_learner([0, 0], memory=memory)
+        sent = replace(method.distribute(start_from_second(method), "a"), models=(coin(0, 0),))
         found = method.local_update(one, sent)
         np.testing.assert_allclose(found.diffs[auto_k.COMMON].vector, [0.5, -0.5])  # one step of SGD, by hand
         assert memory == {}
@@ -160,7 +160,7 @@ def test_on_the_site_the_warm_up_has_no_penalties_and_leaves_no_memory() -> None
 
 def test_penalties_know_the_number_that_was_found(labels: list[int]) -> None:
     method = AutoK(base=WeCFL(k=9, penalties=(Contrastive(mu=1.0),)), warmup=1)
-    after = stepped(method, started(method), answers())
+    after = step_without_notes(method, start_from_second(method), answers())
     download = method.distribute(after, "a")
     assert (download.slots, download.to_train) == (("cluster-0",), ("cluster-1",))
     assert download.scalars == {"has_centres": True, "cluster_weights": [0.5, 0.5], "found": 2}
@@ -169,16 +169,16 @@ def test_penalties_know_the_number_that_was_found(labels: list[int]) -> None:
 @pytest.mark.parametrize("spec", ["wecfl:k=auto", "fesem:k=auto,k_max=3", "ifca:k=auto", "cgpfl:k=auto,lam=0.1"])
 def test_whole_runs_find_two_groups_and_go_on(spec: str) -> None:
     method = replace(build_named(spec), warmup=2)
-    rounds = play(method, 4, local_steps=8)
-    assert [sent(one) for one in rounds[:2]] == [{(auto_k.COMMON,)}] * 2
-    assert [moved(one) for one in rounds[:2]] == [{(auto_k.COMMON,)}] * 2
+    rounds = play_rounds(method, 4, local_steps=8)
+    assert [list_sent_slots(one) for one in rounds[:2]] == [{(auto_k.COMMON,)}] * 2
+    assert [list_answered_slots(one) for one in rounds[:2]] == [{(auto_k.COMMON,)}] * 2
     assert rounds[1].record["number_of_clusters"]["k"] == method.clusters_in(rounds[-1].after) == 2
     assert [one.record.get("ari") for one in rounds[:4]] == [None, 1, 1, 1]
     assert method.clusters_in(rounds[1].before) == 0
     assert [one.record["cluster_sizes"] for one in rounds[:4]] == [[], [3, 3], [3, 3], [3, 3]]
 
 
-def run(method: Method, partition: Any, folder: Path, rounds: int = 5, **more: Any) -> Server:
+def run_cluster_count(method: Method, partition: Any, folder: Path, rounds: int = 5, **more: Any) -> Server:
     return run_loop(
         method=method,
         model=MODEL,
@@ -195,7 +195,7 @@ def run(method: Method, partition: Any, folder: Path, rounds: int = 5, **more: A
 @pytest.mark.parametrize("name", ["wecfl", "fedds"])
 def test_digits(name: str, partition: str, k: int, tmp_path: Path) -> None:
     method = build_named(f"{name}:k=auto,warmup=3")
-    run(method, partition, tmp_path)
+    run_cluster_count(method, partition, tmp_path)
     kept = load_run(tmp_path)
     assert kept.summary["clusters"] == k
     assert kept.name == f"{name}-auto (K={k} found)"
@@ -211,15 +211,15 @@ def test_digits(name: str, partition: str, k: int, tmp_path: Path) -> None:
 
 
 def test_with_one_cluster_wecfl_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
-    ours = run(build_named("wecfl:k=auto,warmup=2"), "iid", tmp_path / "a")
-    theirs = run(FedAvg(), "iid", tmp_path / "b")
+    ours = run_cluster_count(build_named("wecfl:k=auto,warmup=2"), "iid", tmp_path / "a")
+    theirs = run_cluster_count(FedAvg(), "iid", tmp_path / "b")
     np.testing.assert_array_equal(ours.state.bank["cluster-0"].vector, theirs.state.bank["global"].vector)
 
 
 def test_a_round_that_too_few_answer_finds_nothing_and_the_next_one_does(labels: list[int]) -> None:
     method = auto()
     people = [Participant(n, "site", s) for n, s in zip(NAMES, SAMPLES)]
-    server = Server(method, LAYOUT, people, ServerSettings(3, sample=2), started(method))
+    server = Server(method, LAYOUT, people, ServerSettings(3, sample=2), start_from_second(method))
     from cfl_flare.engine.task import Result
 
     def answer(names: str) -> None:
@@ -298,7 +298,7 @@ def test_what_does_not_fit_is_refused_with_a_way_out(build: Any, message: str) -
 
 
 def test_inside_an_ensemble_it_leads() -> None:
-    rounds = play(Ensemble(parts=(FedAvg(), replace(auto(), warmup=2))), 3, local_steps=8)
+    rounds = play_rounds(Ensemble(parts=(FedAvg(), replace(auto(), warmup=2))), 3, local_steps=8)
     assert rounds[-1].record == {}
     assert [one.record["cluster_sizes"] for one in rounds[:3]] == [[], [3, 3], [3, 3]]
 

@@ -49,7 +49,7 @@ from cfl_flare.methods.state import Mapped
 from cfl_flare.methods.wrapper import Clustering, Wrapper
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import run_loop
-from tests.helpers.tiny import LAYOUT, coin, initial, objective, update
+from tests.helpers.tiny import LAYOUT, coin, compute_objective, initial, update
 
 TOOLS = {"choices", "with_penalties", "trained", "predictor", "features", "weight", "means", "centres"}
 TOOLS |= {"cluster_weights", "common", "with_common", "by_slot", "by_cluster", "counted", "publish"}
@@ -206,7 +206,7 @@ values = st.floats(-5, 5, width=32)
 crowd = st.lists(st.tuples(st.integers(1, 50), values, values, st.integers(0, 1)), min_size=3, max_size=12)
 
 
-def loop(method, rounds=3, **more):
+def run_contract_loop(method, rounds=3, **more):
     return run_loop(
         method=method,
         model=MODEL,
@@ -217,7 +217,7 @@ def loop(method, rounds=3, **more):
     )
 
 
-def updates_of(people, clustered):
+def make_numbered_updates(people, clustered):
     return [
         Update(f"p{i}", n, {f"cluster-{c}" if clustered else "global": coin(a, b)}, c if clustered else None)
         for i, (n, a, b, c) in enumerate(people)
@@ -228,7 +228,7 @@ def updates_of(people, clustered):
 @given(people=crowd)
 def test_equal_weights_give_the_plain_mean(people):
     method = FedAvg()
-    updates = updates_of([(7, a, b, 0) for _, a, b, _ in people], clustered=False)
+    updates = make_numbered_updates([(7, a, b, 0) for _, a, b, _ in people], clustered=False)
     after = method.aggregate(method.start(initial), updates, {})
     np.testing.assert_allclose(
         after.bank["global"].vector, np.mean([[a, b] for _, a, b, _ in people], axis=0), atol=1e-6
@@ -241,7 +241,7 @@ def test_equal_weights_give_the_plain_mean(people):
 def test_e_step_and_m_step_never_raise_the_clustering_objective(people, weighting):
     """Thesis Lemmas 3.4.2 and 3.4.3, on warm-started rounds."""
     method = WeCFL(k=2, weighting=weighting)
-    updates = updates_of(people, clustered=True)
+    updates = make_numbered_updates(people, clustered=True)
     known = {u.participant: int(next(iter(u.diffs))[-1]) for u in updates}  # who joins late goes by direction instead
     state = method.start(initial).after({"cluster-0": coin(-1, 0), "cluster-1": coin(2, 1)}, known)
     features = np.stack([state.trained(u).vector for u in updates])
@@ -252,22 +252,22 @@ def test_e_step_and_m_step_never_raise_the_clustering_objective(people, weightin
     labels = np.array([assignment[u.participant] for u in updates])
     after = method.aggregate(state, updates, assignment)
     moved = np.stack([after.bank[f"cluster-{k}"].vector for k in range(2)]).astype(np.float64)
-    start = objective(features, before, centres, weights)
-    end = objective(features, labels, moved, weights)
+    start = compute_objective(features, before, centres, weights)
+    end = compute_objective(features, labels, moved, weights)
     assert end <= start * (1 + 1e-5) + 1e-5
-    assert end <= objective(features, labels, centres, weights) * (1 + 1e-5) + 1e-5  # M-step
+    assert end <= compute_objective(features, labels, centres, weights) * (1 + 1e-5) + 1e-5  # M-step
 
 
 @pytest.mark.parametrize("method", [IFCA(k=1), WeCFL(k=1)], ids=lambda m: m.name)
 def test_one_cluster_is_fedavg(method):
-    fedavg, clustered = loop(FedAvg()), loop(method)
+    fedavg, clustered = run_contract_loop(FedAvg()), run_contract_loop(method)
     np.testing.assert_array_equal(clustered.state.bank["cluster-0"].vector, fedavg.state.bank["global"].vector)
 
 
 @pytest.mark.parametrize("spec", [{"method": "fedavg"}, {"method": "ifca", "k": 2}, {"method": "local"}])
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(spec):
-    one, two = loop(build_method(spec), seed=1), loop(build_method(spec), seed=1)
-    other = loop(build_method(spec), seed=2)
+    one, two = run_contract_loop(build_method(spec), seed=1), run_contract_loop(build_method(spec), seed=1)
+    other = run_contract_loop(build_method(spec), seed=2)
     for slot in one.state.bank:
         np.testing.assert_array_equal(one.state.bank[slot].vector, two.state.bank[slot].vector)
         assert not np.array_equal(one.state.bank[slot].vector, other.state.bank[slot].vector)
@@ -275,7 +275,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(spec):
 
 
 def test_wecfl_finds_groups_that_one_model_cannot_serve():
-    found = loop(WeCFL(k=2), rounds=2)
+    found = run_contract_loop(WeCFL(k=2), rounds=2)
     truth = {n: p.group for n, p in found.participants.items()}
     assert len({(truth[n], c) for n, c in found.state.assignment.items()}) == 2
 

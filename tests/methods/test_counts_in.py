@@ -78,7 +78,7 @@ def ran(method: Method, ends: Mapping[str, float], **settings) -> Server:
     return running
 
 
-def ends_of(running: Server) -> dict[str, float]:
+def read_ends(running: Server) -> dict[str, float]:
     return {slot: float(model.vector[0]) for slot, model in running.state.bank.items()}
 
 
@@ -109,25 +109,25 @@ class Following(Apart):
 
 def test_a_site_s_share_is_of_the_mean_in_which_it_counts():
     # Capped at 1/3 of cluster-0's mean, which a, b and c make, they count as 2, 1 and 2: (2 * 10 + 0 + 2 * 1) / 5.
-    shares = ends_of(ran(Alone(), ENDS, max_weight_share=0.4))
+    shares = read_ends(ran(Alone(), ENDS, max_weight_share=0.4))
     assert shares == pytest.approx({"cluster-0": 22 / 5, "cluster-1": 98})
     # In the cluster of the others, b and c count beside d, e and f: 0 and 1 weigh 1 and 2 of 15.
-    shares = ends_of(ran(Following(), ENDS, max_weight_share=0.4))
+    shares = read_ends(ran(Following(), ENDS, max_weight_share=0.4))
     assert shares == pytest.approx({"cluster-0": 10, "cluster-1": (2 + 12 * 98) / 15})
 
 
 def test_a_median_is_of_the_models_of_one_mean():
-    assert ends_of(ran(Apart(), ENDS, aggregation="median")) == {"cluster-0": 1.0, "cluster-1": 98.0}
-    assert ends_of(ran(Following(), ENDS, aggregation="median")) == {"cluster-0": 10.0, "cluster-1": 98.0}
+    assert read_ends(ran(Apart(), ENDS, aggregation="median")) == {"cluster-0": 1.0, "cluster-1": 98.0}
+    assert read_ends(ran(Following(), ENDS, aggregation="median")) == {"cluster-0": 10.0, "cluster-1": 98.0}
 
 
 def test_a_floor_is_of_the_sites_that_make_a_mean():
     floor = {"hold_small_clusters": True, "min_sites_per_cluster": 3}
     running = ran(Apart(), ENDS, **floor)
-    assert ends_of(running)["cluster-0"] == pytest.approx(1002 / 103)
+    assert read_ends(running)["cluster-0"] == pytest.approx(1002 / 103)
     assert "held_back" not in running.progress.record
     running = ran(Following(), ENDS, **floor)
-    assert ends_of(running) == pytest.approx({"cluster-0": 0, "cluster-1": (2 + 12 * 98) / 15})  # a is alone
+    assert read_ends(running) == pytest.approx({"cluster-0": 0, "cluster-1": (2 + 12 * 98) / 15})  # a is alone
     assert running.progress.record["held_back"] == ["a"]
 
 
@@ -139,7 +139,7 @@ def test_each_part_of_an_ensemble_has_its_own_weights_and_shares():
         moved = {"0.global": coin(ENDS[name], 0), "1.global": coin(far, 0)}
         running.accept(Result(name, Update(name, SAMPLES[name], moved)), f"site-{name}")
     running.finish_round()
-    assert ends_of(running) == pytest.approx(
+    assert read_ends(running) == pytest.approx(
         {
             "0.global": (10 * 10 + 0 * 1 + 1 * 2 + 98 * 12) / 25,  # a counts as 10 of 25, which is 0.4
             "1.global": 46,

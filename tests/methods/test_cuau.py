@@ -28,10 +28,11 @@ from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.served import load_model
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.runtime import Runtime, Split
+from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import run_loop
-from tests.helpers.play import moved, play
+from tests.helpers.play import list_answered_slots, play_rounds
+from tests.helpers.tiny import make_learner
 
 BASES = ["fedavg", "fedprox", "fedbabu", "fedper"]
 SLOTS = ("cluster-0", "cluster-1", "cluster-2")
@@ -67,11 +68,11 @@ def cluster(s: float, a: float, b: float) -> Params:
     return deep(0, s, a, b).take(CLUSTER)
 
 
-def head(a: float, b: float) -> Params:
+def make_deep_head(a: float, b: float) -> Params:
     return deep(0, 0, a, b).take(LAYOUT.head)
 
 
-def stepped(weights, still=(), mu: float = 0.0, anchor=None) -> np.ndarray:
+def step_deep_weights(weights, still=(), mu: float = 0.0, anchor=None) -> np.ndarray:
     """One step with learning rate 1 on x = 1 of label 0; ``still`` are places that do not move."""
     f, s, a, b = weights
     g = 1 - 1 / (1 + np.exp((b - a) * s * f))
@@ -82,33 +83,38 @@ def stepped(weights, still=(), mu: float = 0.0, anchor=None) -> np.ndarray:
     return np.asarray(weights) - gradient
 
 
-def learner(samples: int = 1, memory=None, number: int = 1, **more) -> Learner:
+def make_deep_learner(samples: int = 1, memory=None, number: int = 1, **more) -> Learner:
     settings = {"lr": 1.0, "momentum": 0.0, "local_steps": 1, "batch_size": 1, **more}
     split = Split.of(np.ones((samples, 1), np.float32), np.zeros(samples, np.int64))
-    return Learner(Runtime(Deep, TrainSettings(**settings), 0), "p", split, split, memory or {}, number)
+    return make_learner(Deep, split, memory, number=number, **settings)
 
 
-def initial(index: int) -> Params:
+def make_deep_start(index: int) -> Params:
     return deep(1, 2, 3, 4)
 
 
-def first(name: str, samples: int, a: float, b: float) -> Update:
-    return Update(name, samples, {"au": head(a, b)})
+def make_head_update(name: str, samples: int, a: float, b: float) -> Update:
+    return Update(name, samples, {"au": make_deep_head(a, b)})
 
 
 def clustered(method: FedCUAU) -> ServerState:
     """After a stage 1 that put a and b into cluster 0, c and d into the last one."""
-    updates = [first("a", 3, 1, 0), first("b", 1, 1, 0), first("c", 2, 5, 0), first("d", 2, -5, 0)]
-    return method.aggregate(method.start(initial), updates, {})
+    updates = [
+        make_head_update("a", 3, 1, 0),
+        make_head_update("b", 1, 1, 0),
+        make_head_update("c", 2, 5, 0),
+        make_head_update("d", 2, -5, 0),
+    ]
+    return method.aggregate(method.start(make_deep_start), updates, {})
 
 
 def test_stage_one_sends_nothing_and_brings_back_the_head_s_update_of_one_epoch():
-    method, work = FedCUAU(), learner(samples=3, local_steps=7)
-    state = method.start(initial)
+    method, work = FedCUAU(), make_deep_learner(samples=3, local_steps=7)
+    state = method.start(make_deep_start)
     assert method.distribute(state, "p") == Download(returns=("au",))
     done = method.local_update(work, Download())
     start = work.initial(0).vector.astype(float)
-    expected = stepped(stepped(stepped(start))) - start
+    expected = step_deep_weights(step_deep_weights(step_deep_weights(start))) - start
     assert done.diffs.keys() == {"au"}
     np.testing.assert_allclose(done.diffs["au"].vector, expected[2:], rtol=1e-4, atol=1e-6)
     assert done.diffs["au"].layout == LAYOUT.head
@@ -118,24 +124,24 @@ def test_stage_one_sends_nothing_and_brings_back_the_head_s_update_of_one_epoch(
 def test_stage_one_can_have_a_learning_rate_of_its_own():
     """One step of half the length moves half as far; stage 2 goes on with the run's."""
     own, plain = FedCUAU(stage1_lr=0.5), FedCUAU()
-    half, whole = (method.local_update(learner(), Download()).diffs["au"].vector for method in (own, plain))
+    half, whole = (method.local_update(make_deep_learner(), Download()).diffs["au"].vector for method in (own, plain))
     np.testing.assert_allclose(half, whole / 2, rtol=1e-6)
     late = Download(("shared", "cluster-0", "cluster-1"), (shared(1), cluster(2, 3, 4), cluster(2, 3, 4)))
-    one, other = (method.local_update(learner(), late).diffs for method in (own, plain))
+    one, other = (method.local_update(make_deep_learner(), late).diffs for method in (own, plain))
     assert all((one[slot].vector == other[slot].vector).all() for slot in other)
 
 
 @pytest.mark.parametrize("base", BASES)
 def test_stage_one_is_the_same_for_every_base_and_in_every_round(base):
-    plain = FedCUAU().local_update(learner(3, number=0), Download()).diffs["au"]
-    late = learner(3, number=9, lr_decay=0.5, momentum=0.9, keep_momentum=True)
-    early = learner(3, number=0, lr_decay=0.5, momentum=0.9, keep_momentum=True)
+    plain = FedCUAU().local_update(make_deep_learner(3, number=0), Download()).diffs["au"]
+    late = make_deep_learner(3, number=9, lr_decay=0.5, momentum=0.9, keep_momentum=True)
+    early = make_deep_learner(3, number=0, lr_decay=0.5, momentum=0.9, keep_momentum=True)
     newcomer = Download(("shared", "cluster-0"), (shared(9), cluster(9, 9, 9)))
     one, other = (
         FedCUAU(base=base).local_update(*args).diffs["au"] for args in ((late, newcomer), (early, Download()))
     )
     np.testing.assert_array_equal(one.vector, other.vector)
-    same = FedCUAU(base=base).local_update(learner(3, number=0), Download()).diffs["au"]
+    same = FedCUAU(base=base).local_update(make_deep_learner(3, number=0), Download()).diffs["au"]
     np.testing.assert_array_equal(same.vector, plain.vector)
     assert late.memory == {}
 
@@ -147,7 +153,7 @@ def test_cuau_by_hand():
     np.testing.assert_allclose(after.bank["au"].vector, [0.5, 0])
     assert after.assignment == {"a": 0, "b": 0, "c": 1, "d": 1}
     assert after.extras["thresholds"] == [0.5]
-    for slot, model in method.start(initial).bank.items():
+    for slot, model in method.start(make_deep_start).bank.items():
         if slot != "au":
             np.testing.assert_array_equal(after.bank[slot].vector, model.vector)
     uniform = clustered(FedCUAU(base=FedAvg(weighting="uniform")))
@@ -157,8 +163,8 @@ def test_cuau_by_hand():
 
 def test_stage_one_s_order_does_not_matter_and_ties_go_by_name():
     method = FedCUAU()
-    updates = [first(n, 2, a, 0) for n, a in zip("dbca", (1, -1, 1, -1))]
-    one, other = (method.aggregate(method.start(initial), order, {}) for order in (updates, updates[::-1]))
+    updates = [make_head_update(n, 2, a, 0) for n, a in zip("dbca", (1, -1, 1, -1))]
+    one, other = (method.aggregate(method.start(make_deep_start), order, {}) for order in (updates, updates[::-1]))
     assert one.assignment == other.assignment == {"a": 0, "b": 0, "c": 1, "d": 1}
 
 
@@ -166,7 +172,11 @@ def test_a_newcomer_is_placed_by_round_zero_s_points_and_moves_nothing_else():
     method = FedCUAU(k=3)
     state = clustered(method)  # distances 0.5, 0.5, 4.5, 5.5: points 0.5 and 4.5
     assert method.distribute(state, "e") == Download(("shared", "cluster-0"), returns=("au",))
-    updates = [first("e", 50, 0.5, 0.25), first("f", 50, 0.5, 4.5), first("g", 1, 9, 9)]
+    updates = [
+        make_head_update("e", 50, 0.5, 0.25),
+        make_head_update("f", 50, 0.5, 4.5),
+        make_head_update("g", 1, 9, 9),
+    ]
     updates.append(Update("c", 2, {"shared": shared(4), "cluster-2": cluster(1, 0, 0), "cluster-1": cluster(0, 1, 0)}))
     assignment = method.assign(state, updates)
     assert assignment == {}
@@ -192,12 +202,12 @@ def test_a_participant_is_sent_what_it_trains_and_what_it_predicts_with(finetune
 
 def test_local_step_trains_the_last_copy_jointly_and_then_the_others_under_what_it_became():
     """Own cluster 1 of 0..2: cluster 2 with f from the sent ones, then cluster 1 with the new f frozen."""
-    work = learner()
+    work = make_deep_learner()
     slots = ("shared", "cluster-0", "cluster-1", "cluster-2")
     models = (shared(0.5), cluster(9, 9, 9), cluster(1, -1, 2), cluster(2, 1, -1))
     done = FedCUAU(k=3).local_update(work, Download(slots, models))
-    joint = stepped([0.5, 2, 1, -1])
-    own = stepped([joint[0], 1, -1, 2], still=[0])
+    joint = step_deep_weights([0.5, 2, 1, -1])
+    own = step_deep_weights([joint[0], 1, -1, 2], still=[0])
     assert done.diffs.keys() == {"shared", "cluster-1", "cluster-2"}
     np.testing.assert_allclose(done.diffs["shared"].vector, joint[:1] - 0.5, rtol=1e-5)
     np.testing.assert_allclose(done.diffs["cluster-2"].vector, joint[1:] - [2, 1, -1], rtol=1e-5)
@@ -209,12 +219,12 @@ def test_fedprox_pulls_each_copy_to_what_was_sent_of_it():
     mu = 0.4
     slots = ("shared", "cluster-0", "cluster-0", "cluster-1")
     models = (shared(0.5), cluster(1, -1, 2), cluster(1, -1, 2), cluster(2, 1, -1))
-    work = learner(local_steps=2)
+    work = make_deep_learner(local_steps=2)
     done = FedCUAU(base=FedProx(mu=mu)).local_update(work, Download(slots, models))
     start = [0.5, 2, 1, -1]
-    joint = stepped(stepped(start), mu=mu, anchor=start)
+    joint = step_deep_weights(step_deep_weights(start), mu=mu, anchor=start)
     begin = [joint[0], 1, -1, 2]
-    own = stepped(stepped(begin, still=[0]), still=[0], mu=mu, anchor=begin)
+    own = step_deep_weights(step_deep_weights(begin, still=[0]), still=[0], mu=mu, anchor=begin)
     np.testing.assert_allclose(done.diffs["cluster-1"].vector, joint[1:] - start[1:], rtol=1e-4)
     np.testing.assert_allclose(done.diffs["cluster-0"].vector, own[1:] - begin[1:], rtol=1e-4)
 
@@ -222,13 +232,13 @@ def test_fedprox_pulls_each_copy_to_what_was_sent_of_it():
 @pytest.mark.parametrize("base", ["fedbabu", "fedper"])
 def test_the_head_is_not_trained_with_the_copies(base):
     """FedBABU's is the seed's; FedPer's is what the joint step made of it."""
-    work = learner(memory={"head": head(1, -1)} if base == "fedper" else {})
+    work = make_deep_learner(memory={"head": make_deep_head(1, -1)} if base == "fedper" else {})
     a, b = (1, -1) if base == "fedper" else work.initial(0).vector[2:]
     middle = [deep(0, s, 0, 0).take(LAYOUT.restricted(["second.weight"])) for s in (1, 2)]
     slots = ("shared", "cluster-0", "cluster-0", "cluster-1")
     done = FedCUAU(base=base).local_update(work, Download(slots, (shared(0.5), middle[0], middle[0], middle[1])))
-    joint = stepped([0.5, 2, a, b], still=[] if base == "fedper" else [2, 3])
-    own = stepped([joint[0], 1, *joint[2:]], still=[0, 2, 3])
+    joint = step_deep_weights([0.5, 2, a, b], still=[] if base == "fedper" else [2, 3])
+    own = step_deep_weights([joint[0], 1, *joint[2:]], still=[0, 2, 3])
     np.testing.assert_allclose(done.diffs["shared"].vector, joint[:1] - 0.5, rtol=1e-4)
     np.testing.assert_allclose(done.diffs["cluster-1"].vector, joint[1:2] - 2, rtol=1e-4)
     np.testing.assert_allclose(done.diffs["cluster-0"].vector, own[1:2] - 1, rtol=1e-4)
@@ -261,18 +271,18 @@ def test_server_averages_each_copy_over_those_who_trained_it():
 
 def test_serves_c1_s_model_or_the_own_cluster_s_fine_tuned():
     slots, models = ("shared", "cluster-0"), (shared(0.5), cluster(1, -1, 2))
-    served = FedCUAU().predictor(learner(), Download(slots, models))
+    served = FedCUAU().predictor(make_deep_learner(), Download(slots, models))
     np.testing.assert_array_equal(served.vector, [0.5, 1, -1, 2])
-    (tuned,) = Served.of(FedCUAU(finetune=True).predictor(learner(samples=1), Download(slots, models))).models
+    (tuned,) = Served.of(FedCUAU(finetune=True).predictor(make_deep_learner(samples=1), Download(slots, models))).models
     expected = np.array([0.5, 1, -1, 2])
     for _ in range(5):
-        expected = stepped(expected)
+        expected = step_deep_weights(expected)
     np.testing.assert_allclose(tuned.vector, expected, rtol=1e-3)
-    work = learner()
+    work = make_deep_learner()
     np.testing.assert_array_equal(FedCUAU().serve(work, Download()).vector, work.initial(0).vector)
 
 
-def loop(method: Method, rounds: int, make=None, folder=None, participants: int = 6, **more) -> Server:
+def run_deep_loop(method: Method, rounds: int, make=None, folder=None, participants: int = 6, **more) -> Server:
     return run_loop(
         method=method,
         model=make or {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10,
@@ -285,7 +295,7 @@ def loop(method: Method, rounds: int, make=None, folder=None, participants: int 
     )  # fmt: skip
 
 
-def joined(state: ServerState, slot: str, layout: Layout) -> np.ndarray:
+def join_parts(state: ServerState, slot: str, layout: Layout) -> np.ndarray:
     whole = {**state.bank["shared"].arrays(), **state.bank[slot].arrays()}
     return layout.restricted(whole.keys()).pack(whole).vector
 
@@ -293,11 +303,11 @@ def joined(state: ServerState, slot: str, layout: Layout) -> np.ndarray:
 @pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("base", BASES)
 def test_the_shared_and_the_last_cluster_s_layers_are_exactly_the_base_s(base, k):
-    plain = loop(build_method({"method": base, "finetune": False}), 3)
-    server = loop(FedCUAU(base=base, k=k), 4)
+    plain = run_deep_loop(build_method({"method": base, "finetune": False}), 3)
+    server = run_deep_loop(FedCUAU(base=base, k=k), 4)
     (slot,) = [s for s in ("global", "backbone") if s in plain.state.bank]
     np.testing.assert_array_equal(
-        joined(server.state, f"cluster-{k - 1}", server.layout), plain.state.bank[slot].vector
+        join_parts(server.state, f"cluster-{k - 1}", server.layout), plain.state.bank[slot].vector
     )
     for j in range(k - 1):
         assert not np.array_equal(
@@ -309,18 +319,18 @@ def test_the_shared_and_the_last_cluster_s_layers_are_exactly_the_base_s(base, k
 def test_so_they_are_with_batch_norm_and_when_a_part_of_the_participants_is_there(base):
     """Everyone does stage 1; then the rounds' participants are those of the base's rounds."""
     make = {"class_path": "cfl_flare.models.FashionCNN", "args": {"input_shape": [1, 8, 8], "num_classes": 10}}
-    plain = loop(build_method({"method": base}), 3, make, participants=5, sample=3)
-    server = loop(FedCUAU(base=base), 4, make, participants=5, sample=3)
+    plain = run_deep_loop(build_method({"method": base}), 3, make, participants=5, sample=3)
+    server = run_deep_loop(FedCUAU(base=base), 4, make, participants=5, sample=3)
     (slot,) = [s for s in ("global", "backbone") if s in plain.state.bank]
-    np.testing.assert_array_equal(joined(server.state, "cluster-1", server.layout), plain.state.bank[slot].vector)
+    np.testing.assert_array_equal(join_parts(server.state, "cluster-1", server.layout), plain.state.bank[slot].vector)
     assert any(e.name.endswith("running_mean") for e in server.state.bank["cluster-0"].layout.entries)
 
 
 def test_traffic_and_flow_of_whole_rounds():
     """Stage 1: no bytes down, heads up. Then each trains its own cluster's copy and all above it."""
-    rounds = play(FedCUAU(k=3), 3)
+    rounds = play_rounds(FedCUAU(k=3), 3)
     head_bytes, rest = 4 * (8 * 10 + 10), 4 * (64 * 8 + 8)
-    assert moved(rounds[0]) == {("au",)}
+    assert list_answered_slots(rounds[0]) == {("au",)}
     assert (rounds[0].record["bytes_down"], rounds[0].record["bytes_up"]) == (0, 6 * head_bytes)
     clusters = rounds[0].after.assignment
     assert sorted(clusters.values()) == [0, 0, 1, 1, 2, 2]
@@ -334,7 +344,7 @@ def test_traffic_and_flow_of_whole_rounds():
 
 
 def test_those_who_come_later_do_stage_one_first():
-    rounds = play(FedCUAU(), 6, sample=3)
+    rounds = play_rounds(FedCUAU(), 6, sample=3)
     seen: set[str] = set()
     for one in rounds[:6]:
         for name, answer in one.answers.items():
@@ -347,7 +357,7 @@ def test_those_who_come_later_do_stage_one_first():
 
 @pytest.mark.parametrize("base", BASES)
 def test_what_a_run_leaves_can_be_loaded(tmp_path, base):
-    server = loop(FedCUAU(base=base, finetune=True), 2, folder=tmp_path)
+    server = run_deep_loop(FedCUAU(base=base, finetune=True), 2, folder=tmp_path)
     if base == "fedper":  # whose participants have heads of their own
         with pytest.raises(ConfigError, match="are untrained, as each participant has trained its own"):
             load_model(tmp_path, "cluster-0")
@@ -401,6 +411,10 @@ def test_refusals(settings, message):
         build_method({"method": "fedcuau", **settings})
 
 
+def test_without_a_base_it_is_fedavgs():
+    assert FedCUAU() == FedCUAU(base=FedAvg()) != FedCUAU(base="fedper")
+
+
 class Headless(nn.Module):
     """No fully connected layer."""
 
@@ -429,6 +443,6 @@ def test_runs_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match="stage 1 takes the first of 1 rounds"):
         FedCUAU().check(LAYOUT, 1)
     with pytest.raises(ConfigError, match="k = 7 clusters need as many participants in the first round"):
-        play(FedCUAU(k=7), 2, sample=2)
+        play_rounds(FedCUAU(k=7), 2, sample=2)
     with pytest.raises(ConfigError, match="base = fedavg-cuau has no fixed number of centres that all"):
         CAM(base=FedCUAU())

@@ -30,7 +30,7 @@ from cfl_flare.models import MLP
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import run_loop
 from tests.helpers.play import streams_of
-from tests.helpers.tiny import LAYOUT, Coin, coin, initial, learner, rounds, update
+from tests.helpers.tiny import LAYOUT, Coin, coin, initial, make_coin_learner, rounds, step_method, update
 
 ONES = Samples(np.ones((4, 1), np.float32), np.array([0, 0, 1, 1]))
 PREDICT = Logits(Coin, ONES)
@@ -39,12 +39,12 @@ DATA = DataConfig(6, {"partition": "label_permutation", "groups": 2}, indicator_
 NAMES = [f"p{i}" for i in range(7)]
 
 
-def state_of(*centres: tuple[float, float]) -> ServerState:
+def make_dsmic_state(*centres: tuple[float, float]) -> ServerState:
     bank = {f"cluster-{k}": coin(*c) for k, c in enumerate(centres)}
     return ServerState({**bank, "newcomer": coin(0, 0)}, logits=PREDICT)
 
 
-def loop(method, count=3, data=DATA, lr=0.1, steps=3, **more):
+def run_dsmic_loop(method, count=3, data=DATA, lr=0.1, steps=3, **more):
     settings = {k: more.pop(k) for k in ("folder", "checkpoints", "on_round", "checkpoint_every") if k in more}
     training = TrainSettings(lr=lr, local_steps=steps)
     run = {"method": method, "model": MODEL, "source": Digits(), "data": data, "training": training}
@@ -59,7 +59,7 @@ def kl(one, other):
 
 def test_assignment_by_hand():
     centres = [(0.0, 0.0), (4.0, -4.0), (-1.0, 1.0)]
-    state, method = state_of(*centres), FedDS(k=3)
+    state, method = make_dsmic_state(*centres), FedDS(k=3)
     models = {"a": (0.4, -0.4), "b": (3.5, -3.5), "c": (-2.0, 2.0)}
     assert [np.argmin([kl(m, c) for c in centres]) for m in models.values()] == [0, 1, 2]
     diffs = [update(n, 1, "cluster-1", m[0] - 4, m[1] + 4) for n, m in models.items()]
@@ -72,16 +72,16 @@ def test_the_divergence_is_weighed_by_the_participant_s_predictions():
     one, centres = (0.5, -0.5), [(2.0, -2.0), (-0.3, 0.3)]
     forward, backward = [kl(one, c) for c in centres], [kl(c, one) for c in centres]
     assert (np.argmin(forward), np.argmin(backward)) == (1, 0)
-    assert FedDS(k=2).assign(state_of(*centres), [update("a", 1, "newcomer", *one)]) == {"a": 1}
+    assert FedDS(k=2).assign(make_dsmic_state(*centres), [update("a", 1, "newcomer", *one)]) == {"a": 1}
 
 
 def test_ties_go_to_the_lowest_cluster():
-    assert FedDS(k=3).assign(state_of((3, 3), (1, 1), (2, 2)), [update("a", 1, "cluster-2", 0, 0)]) == {"a": 0}
+    assert FedDS(k=3).assign(make_dsmic_state((3, 3), (1, 1), (2, 2)), [update("a", 1, "cluster-2", 0, 0)]) == {"a": 0}
 
 
 def test_they_are_compared_with_the_centres_that_were_sent():
     """Both participants of centre 0 end at centre 1; after the average nobody would know centre 0 again."""
-    method, state = FedDS(k=2), state_of((0, 0), (3, -3))
+    method, state = FedDS(k=2), make_dsmic_state((0, 0), (3, -3))
     updates = [update("a", 1, "cluster-0", 3, -3), update("b", 3, "cluster-0", 5, -5)]
     assignment = method.assign(state, updates)
     after = method.aggregate(state, updates, assignment)
@@ -122,51 +122,53 @@ def test_a_newcomer_trains_alone_tells_its_cluster_and_then_joins_it():
 
 
 def test_a_round_of_newcomers_alone_leaves_the_centres():
-    method, state = FedDS(k=2, penalties=(KnowledgeSharing(),)), state_of((0, 0), (3, -3))
+    method, state = FedDS(k=2, penalties=(KnowledgeSharing(),)), make_dsmic_state((0, 0), (3, -3))
     updates = [update("a", 2, "newcomer", 4, -4)]
-    after = method.aggregate(state, updates, method.assign(state, updates))
+    after = step_method(method, state, updates)
     np.testing.assert_array_equal(after.bank["cluster-1"].vector, [3, -3])
     assert after.assignment == {"a": 1}
 
 
 def test_fedds_trains_by_sgd_and_serves_the_centre():
     download = Download(("cluster-1",), (coin(0, 0),))
-    np.testing.assert_allclose(FedDS().local_update(learner([0]), download).diffs["cluster-1"].vector, [0.5, -0.5])
-    assert FedDS().predictor(learner([0]), download) is download.models[0]
+    np.testing.assert_allclose(
+        FedDS().local_update(make_coin_learner([0]), download).diffs["cluster-1"].vector, [0.5, -0.5]
+    )
+    assert FedDS().predictor(make_coin_learner([0]), download) is download.models[0]
 
 
 def test_feddsmic_trains_by_maml_and_serves_one_step_from_the_centre():
     download, p0 = Download(("cluster-1",), (coin(0, 0),)), 1 / (1 + np.exp(-1.0))
-    sent = FedDSMIC().local_update(learner([0]), download)
+    sent = FedDSMIC().local_update(make_coin_learner([0]), download)
     np.testing.assert_allclose(sent.diffs["cluster-1"].vector, [1 - p0, p0 - 1], rtol=1e-6)
-    np.testing.assert_allclose(FedDSMIC().predictor(learner([0]), download).vector, [0.5, -0.5])
+    np.testing.assert_allclose(FedDSMIC().predictor(make_coin_learner([0]), download).vector, [0.5, -0.5])
 
 
 @pytest.mark.parametrize(("clustered", "plain"), [(FedDS(k=1), FedAvg()), (FedDSMIC(k=1), PerFedAvg())])
 def test_one_cluster_is_the_method_with_one_model(clustered, plain):
-    one, other = loop(clustered), loop(plain)
+    one, other = run_dsmic_loop(clustered), run_dsmic_loop(plain)
     np.testing.assert_array_equal(one.state.bank["cluster-0"].vector, other.state.bank["global"].vector)
 
 
 @pytest.mark.parametrize("method", [FedDS(k=2), FedDSMIC(k=2, personal_steps=2)], ids=lambda m: m.name)
 def test_it_finds_groups_that_name_the_same_images_otherwise(method):
-    found = loop(method, 8, lr=0.1, steps=20)
+    found = run_dsmic_loop(method, 8, lr=0.1, steps=20)
     truth = {name: p.group for name, p in found.participants.items()}
     assert len({(truth[name], c) for name, c in found.state.assignment.items()}) == 2
 
 
 def test_it_runs_on_groups_of_classes_with_participants_sampled_and_penalties():
     data = DataConfig(6, {"partition": "class_groups", "groups": 3, "alpha": 0.1}, indicator_samples=10, min_samples=4)
-    found = loop(FedDSMIC(k=3, penalties=(KnowledgeSharing(),)), 4, data, sample=4)
+    found = run_dsmic_loop(FedDSMIC(k=3, penalties=(KnowledgeSharing(),)), 4, data, sample=4)
     assert set(found.state.assignment.values()) <= {0, 1, 2}
     assert not found.rejected
     assert not any(np.isnan(m.vector).any() for m in found.state.bank.values())
 
 
 def test_beside_another_method_it_is_what_it_is_alone():
-    both = loop(Ensemble(parts=(FedDS(k=2), FedAvg())))
+    both = run_dsmic_loop(Ensemble(parts=(FedDS(k=2), FedAvg())))
     with streams_of("0."):
-        alone = loop(FedDS(k=2))
+        alone = run_dsmic_loop(FedDS(k=2))
     assert both.state.assignment == alone.state.assignment
     for k in range(2):
         one, other = both.state.bank[f"0.cluster-{k}"], alone.state.bank[f"cluster-{k}"]
@@ -192,7 +194,7 @@ def test_refusals(settings, message):
 def test_without_indicator_samples_no_run_begins():
     message = "method fedds: compares models on 10 .* but the data's indicator_samples = 4; set it to 10 there, or name"
     with pytest.raises(ConfigError, match=message):
-        loop(FedDS(k=2), data=replace(DATA, indicator_samples=4))
+        run_dsmic_loop(FedDS(k=2), data=replace(DATA, indicator_samples=4))
     recipe = {"method": "fedds:k=2", "model": MLP((1, 8, 8), 10), "data": Digits(), "num_rounds": 1, "min_clients": 2}
     with pytest.raises(ConfigError, match=r"the server has no file with them; name one .* indicator_file=samples.npz"):
         ClusteredRecipe(**recipe)
@@ -215,7 +217,7 @@ def test_a_server_predicts_on_the_samples_of_its_file(tmp_path):
     digits, _ = Digits().load()
     np.savez(tmp_path / "few.npz", train_images=digits.x[:, 0], train_labels=digits.y)
     method = FedDS(k=2, indicator_file=str(tmp_path / "few.npz"), indicator_samples=5)
-    server = loop(method, 1, replace(DATA, indicator_samples=0))
+    server = run_dsmic_loop(method, 1, replace(DATA, indicator_samples=0))
     predict = logits_for(method, lambda: MLP((1, 8, 8), 10, hidden=[8]), DataConfig(), Digits, 0)
     assert predict is not None
     assert predict([server.state.bank["cluster-0"], server.state.bank["cluster-1"]]).shape == (2, 50, 10)

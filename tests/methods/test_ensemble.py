@@ -20,9 +20,9 @@ from cfl_flare.methods import (
     build_method,
 )
 from cfl_flare.training.ensemble import Served
-from tests.helpers.play import assert_same_models, moved, play, sent
+from tests.helpers.play import assert_same_bank, list_answered_slots, list_sent_slots, play_rounds
 from tests.helpers.resumed import run_until
-from tests.helpers.tiny import coin, initial, learner
+from tests.helpers.tiny import coin, initial, make_coin_learner
 
 KEPT = {"momentum": 0.9, "keep_momentum": True}
 
@@ -33,27 +33,27 @@ def metrics(played, name):
 
 
 def test_one_fedavg_is_fedavg():
-    plus, plain = play(Ensemble(parts=(FedAvg(),)), 2, **KEPT), play(FedAvg(), 2, streams="0.", **KEPT)
-    assert_same_models(plus[-1].after.bank, plain[-1].after.bank, "0.")
+    plus, plain = play_rounds(Ensemble(parts=(FedAvg(),)), 2, **KEPT), play_rounds(FedAvg(), 2, streams="0.", **KEPT)
+    assert_same_bank(plus[-1].after.bank, plain[-1].after.bank, "0.")
     assert metrics(plus, "served_loss") == pytest.approx(metrics(plain, "served_loss"), rel=1e-6)
     assert metrics(plus, "served_accuracy") == metrics(plain, "served_accuracy")
 
 
 @pytest.mark.parametrize("part", [FedAvg(), FedProx(mu=0.5)], ids=lambda m: m.name)
 def test_each_part_is_the_method_run_alone_from_that_seed(part):
-    plus = play(Ensemble(parts=(part,) * 3), 3, **KEPT)
-    assert sent(plus[0]) == moved(plus[0]) == {("0.global", "1.global", "2.global")}
+    plus = play_rounds(Ensemble(parts=(part,) * 3), 3, **KEPT)
+    assert list_sent_slots(plus[0]) == list_answered_slots(plus[0]) == {("0.global", "1.global", "2.global")}
     assert all(names == {"0.momentum", "1.momentum", "2.momentum"} for names in plus[-1].memory.values())
     for seed in range(3):
-        alone = play(part, 3, first=seed, streams=f"{seed}.", **KEPT)
-        assert_same_models(plus[-1].after.bank, alone[-1].after.bank, f"{seed}.")
+        alone = play_rounds(part, 3, first=seed, streams=f"{seed}.", **KEPT)
+        assert_same_bank(plus[-1].after.bank, alone[-1].after.bank, f"{seed}.")
     assert plus[-1].after.assignment == {}
     assert not np.array_equal(plus[-1].after.bank["0.global"].vector, plus[-1].after.bank["1.global"].vector)
 
 
 def test_no_two_parts_see_the_same_batches():
     """From one model, two parts with the same batches would end at the same one."""
-    work = learner([1, 0, 0, 0, 1, 1], steps=6, batch_size=1)
+    work = make_coin_learner([1, 0, 0, 0, 1, 1], steps=6, batch_size=1)
     method, start = Ensemble(parts=(FedAvg(), FedAvg())), coin(0, 0)
     diffs = method.local_update(work, Download(("0.global", "1.global"), (start, start))).diffs
     assert not np.array_equal(diffs["0.global"].vector, diffs["1.global"].vector)
@@ -64,12 +64,12 @@ def test_no_two_parts_see_the_same_batches():
 
 @pytest.mark.parametrize("clustered", [IFCA(k=2), FeSEM(k=2), WeCFL(k=2)], ids=lambda m: m.name)
 def test_a_method_that_clusters_does_not_know_of_the_one_beside_it(clustered):
-    both = play(Ensemble(parts=(FedAvg(), clustered), vote="logits"), 3, **KEPT)
-    fedavg = play(FedAvg(), 3, streams="0.", **KEPT)
-    alone = play(clustered, 3, first=1, streams="1.", **KEPT)
+    both = play_rounds(Ensemble(parts=(FedAvg(), clustered), vote="logits"), 3, **KEPT)
+    fedavg = play_rounds(FedAvg(), 3, streams="0.", **KEPT)
+    alone = play_rounds(clustered, 3, first=1, streams="1.", **KEPT)
     for one, plain, own in zip(both, fedavg, alone):
-        assert_same_models(one.after.bank, plain.after.bank, "0.")
-        assert_same_models(one.after.bank, own.after.bank, "1.")
+        assert_same_bank(one.after.bank, plain.after.bank, "0.")
+        assert_same_bank(one.after.bank, own.after.bank, "1.")
         assert one.after.assignment == own.after.assignment
         assert one.after.extras == {"0": {}, "1": own.after.extras}
         keys = own.record.keys() & {"objective", "clusterability", "inter_cosine", "empty_clusters", "ari", "moved"}
@@ -80,15 +80,15 @@ def test_a_method_that_clusters_does_not_know_of_the_one_beside_it(clustered):
 
 def test_penalties_of_a_part_are_its_own():
     held = WeCFL(k=2, penalties=(Contrastive(mu=2.0),))
-    both, alone = play(Ensemble(parts=(FedAvg(), held)), 3), play(held, 3, first=1, streams="1.")
-    assert_same_models(both[-1].after.bank, alone[-1].after.bank, "1.")
-    assert_same_models(both[-1].after.bank, play(FedAvg(), 3, streams="0.")[-1].after.bank, "0.")
+    both, alone = play_rounds(Ensemble(parts=(FedAvg(), held)), 3), play_rounds(held, 3, first=1, streams="1.")
+    assert_same_bank(both[-1].after.bank, alone[-1].after.bank, "1.")
+    assert_same_bank(both[-1].after.bank, play_rounds(FedAvg(), 3, streams="0.")[-1].after.bank, "0.")
 
 
 def test_sampled_rounds_are_those_of_the_parts_alone():
-    both = play(Ensemble(parts=(FedAvg(), WeCFL(k=2))), 3, sample=3)
-    alone = play(WeCFL(k=2), 3, first=1, streams="1.", sample=3)
-    assert_same_models(both[-1].after.bank, alone[-1].after.bank, "1.")
+    both = play_rounds(Ensemble(parts=(FedAvg(), WeCFL(k=2))), 3, sample=3)
+    alone = play_rounds(WeCFL(k=2), 3, first=1, streams="1.", sample=3)
+    assert_same_bank(both[-1].after.bank, alone[-1].after.bank, "1.")
 
 
 MODELS = (coin(2, 0), coin(0, 1))
@@ -98,7 +98,7 @@ MODELS = (coin(2, 0), coin(0, 1))
 def test_votes(vote):
     """On labels 0, 1: soft voting takes the mean of the softmax outputs, the sum that of the added logits."""
     method = Ensemble(parts=(FedAvg(), FedAvg()), vote=vote)
-    work = learner([0, 1])
+    work = make_coin_learner([0, 1])
     served = method.predictor(work, Download(("0.global", "1.global"), MODELS, {"0": {}, "1": {}}))
     assert served == Served(MODELS, vote)
     p = np.mean([1 / (1 + np.exp(-2)), 1 / (1 + np.exp(1))]) if vote == "probabilities" else 1 / (1 + np.exp(-1))
@@ -108,9 +108,9 @@ def test_votes(vote):
 
 
 def test_what_the_parts_trained_is_measured_together():
-    played = play(Ensemble(parts=(FedAvg(), IFCA(k=2))), 2, trained=True)
+    played = play_rounds(Ensemble(parts=(FedAvg(), IFCA(k=2))), 2, trained=True)
     assert all(0 <= a.metrics["trained_accuracy"] <= 1 for a in played[0].answers.values())
-    work = learner([0])
+    work = make_coin_learner([0])
     Ensemble(parts=(FedAvg(), FedAvg())).local_update(
         work, Download(("0.global", "1.global"), (coin(0, 0), coin(1, 1)))
     )
@@ -121,10 +121,10 @@ def test_what_the_parts_trained_is_measured_together():
 
 def test_finetuning_tunes_each_part_by_itself_with_its_own_momentum():
     """Thesis sec. 7.4.4: FedAvg-Finetune+IFCA-Finetune."""
-    one = play(Ensemble(parts=(FedAvg(),), finetune=True), 2, **KEPT)
-    alone = play(Finetune(), 2, streams="0.", **KEPT)
+    one = play_rounds(Ensemble(parts=(FedAvg(),), finetune=True), 2, **KEPT)
+    alone = play_rounds(Finetune(), 2, streams="0.", **KEPT)
     assert metrics(one, "served_loss") == pytest.approx(metrics(alone, "served_loss"), rel=1e-6)
-    work = learner([0])
+    work = make_coin_learner([0])
     served = Ensemble(parts=(FedAvg(), FedAvg()), finetune=True).predictor(
         work, Download(("0.global", "1.global"), (coin(0, 0), coin(1, 1)))
     )
@@ -133,9 +133,9 @@ def test_finetuning_tunes_each_part_by_itself_with_its_own_momentum():
 
 
 def test_local_models_have_seeds_and_memories_of_their_own():
-    played = play(Ensemble(parts=(Local(), Local())), 2)
+    played = play_rounds(Ensemble(parts=(Local(), Local())), 2)
     assert all(names == {"0.model", "1.model"} for names in played[-1].memory.values())
-    both, alone = metrics(played, "served_loss"), metrics(play(Local(), 2), "served_loss")
+    both, alone = metrics(played, "served_loss"), metrics(play_rounds(Local(), 2), "served_loss")
     assert all(both[name] != alone[name] for name in both)
     assert played[-1].after.bank == {}
 
@@ -165,7 +165,7 @@ def test_needs_and_model_are_those_of_the_most_demanding_part():
     method = Ensemble(parts=(FedAvg(), WeCFL(k=5)))
     assert method.plan(method.start(initial)).fewest == 5
     with pytest.raises(ConfigError, match="k = 7 clusters need as many participants"):
-        play(Ensemble(parts=(FedAvg(), WeCFL(k=7))), 1)
+        play_rounds(Ensemble(parts=(FedAvg(), WeCFL(k=7))), 1)
 
 
 @pytest.mark.parametrize(

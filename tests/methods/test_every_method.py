@@ -47,23 +47,23 @@ from cfl_flare.methods import (
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
 from cfl_flare.results.run_dir import load_run
 from tests.helpers.loop import METHOD_LIST
-from tests.helpers.play import play
+from tests.helpers.play import play_rounds
 from tests.helpers.resumed import PARTITION, Stopped, assert_same_runs, run_until
 from tests.helpers.tiny import Coin, coin, initial, update
 
 CON_CKS = (Contrastive(scope="head"), KnowledgeSharing(scope="backbone"))
 
 
-def groups_of(assignment: dict[str, int]) -> set[frozenset[str]]:
+def group_participants(assignment: dict[str, int]) -> set[frozenset[str]]:
     """The clusters as sets of participants, because a cluster's number depends on the order."""
     return {frozenset(n for n in assignment if assignment[n] == k) for k in set(assignment.values())}
 
 
 # ---- The order of participants ----
 
-# They need the server's own samples, which `play` does not set aside.
+# They need the server's own samples, which `play_rounds` does not set aside.
 BY_PREDICTIONS = {"fedds", "feddsmic", "fedds+fedavg"}
-# `play` has a small network, whose last layers these methods would need all of.
+# `play_rounds` has a small network, whose last layers these methods would need all of.
 TOO_SMALL = {"fedcuau-fedper", "fedcuau-fedbabu"}
 PLAYED = sorted(METHOD_LIST.keys() - BY_PREDICTIONS - TOO_SMALL)
 
@@ -71,9 +71,9 @@ PLAYED = sorted(METHOD_LIST.keys() - BY_PREDICTIONS - TOO_SMALL)
 @pytest.mark.parametrize("name", PLAYED)
 def test_order_of_hosting_moves_no_model(name: str) -> None:
     method = METHOD_LIST[name]
-    one = play(method, 3)[-1].after
-    other = play(method, 3, order=(4, 1, 5, 0, 3, 2))[-1].after
-    assert groups_of(one.assignment) == groups_of(other.assignment)
+    one = play_rounds(method, 3)[-1].after
+    other = play_rounds(method, 3, order=(4, 1, 5, 0, 3, 2))[-1].after
+    assert group_participants(one.assignment) == group_participants(other.assignment)
     if name == "cfl-gp":  # restarts each cluster from an untrained model of the cluster's number
         return
     numbers = {f"cluster-{one.assignment[n]}": f"cluster-{other.assignment[n]}" for n in one.assignment}
@@ -114,7 +114,7 @@ crowd = st.lists(st.tuples(st.integers(1, 50), values, values, st.integers(0, 1)
 @given(people=crowd, seed=st.integers(0, 99))
 def test_order_of_any_answers(method: Method, people: list[tuple[int, float, float, int]], seed: int) -> None:
     (first, one), (second, other) = in_both_orders(method, {f"p{i}": p for i, p in enumerate(people)}, seed)
-    if groups_of(first) != groups_of(second):
+    if group_participants(first) != group_participants(second):
         assert method.name in ("wecfl", "fesem")  # k-means++ may end in another local optimum
         return
     models = [sorted(tuple(np.round(p.vector, 4)) for p in state.bank.values()) for state in (one, other)]
@@ -139,8 +139,8 @@ def test_order_of_answers_in_two_groups(method: Method, seed: int, size: int) ->
     points = directions[:, None] * np.array([2.0, 1.0]) + rng.normal(size=(size, 2)) * 0.1
     moves = {f"p{i}": (1 + i % 3, *point, i % 2) for i, point in enumerate(points.tolist())}
     (first, one), (second, other) = in_both_orders(method, moves, seed)
-    assert groups_of(first) == groups_of(second)
-    assert groups_of(first) == {frozenset(n for n in moves if moves[n][3] == g) for g in (0, 1)}
+    assert group_participants(first) == group_participants(second)
+    assert group_participants(first) == {frozenset(n for n in moves if moves[n][3] == g) for g in (0, 1)}
     for name in moves:
         model = one.bank[f"cluster-{first[name]}"].vector
         np.testing.assert_allclose(model, other.bank[f"cluster-{second[name]}"].vector, atol=1e-6)
@@ -152,7 +152,7 @@ def test_order_of_any_answers_to_cfl(seed: int, size: int) -> None:
     points = np.random.default_rng(seed).normal(size=(size, 2)).tolist()
     moves = {f"p{i}": (1, *point, 0) for i, point in enumerate(points)}
     (first, one), (second, other) = in_both_orders(CFL(eps1=1e9, eps2=0), moves, seed)
-    assert groups_of(first) == groups_of(second)
+    assert group_participants(first) == group_participants(second)
     np.testing.assert_allclose(one.bank["cluster-0"].vector, other.bank["cluster-0"].vector, atol=1e-6)
 
 

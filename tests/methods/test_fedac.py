@@ -19,35 +19,38 @@ from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import Store
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import run_loop
-from tests.helpers.play import MODEL, play
-from tests.helpers.tiny import LAYOUT, coin, initial
-from tests.helpers.tiny import learner as coin_learner
-from tests.methods.test_ifca_wecfl import SPLIT, split
-from tests.methods.test_personal import G, backbone, learner
+from tests.helpers.play import MODEL, play_rounds
+from tests.helpers.tiny import LAYOUT, coin, initial, step_method
+from tests.helpers.tiny import make_coin_learner as coin_learner
+from tests.methods.test_ifca_wecfl import SPLIT, make_split_model
+from tests.methods.test_personal import G, backbone, make_split_learner
 
 
-def start(method: FedAC) -> ServerState:
-    state = method.start(lambda index: split(0, 0, 0))
+def start_with_archive(method: FedAC) -> ServerState:
+    state = method.start(lambda index: make_split_model(0, 0, 0))
     return replace(state, archive=Archive())
 
 
-def moved(name: str, slot: str, *values: float, samples: int = 1) -> Update:
-    return Update(name, samples, {slot: split(*values)})
+def make_split_update(name: str, slot: str, *values: float, samples: int = 1) -> Update:
+    return Update(name, samples, {slot: make_split_model(*values)})
 
 
-def step(method: FedAC, state: ServerState, updates: list[Update]) -> ServerState:
+def step_with_archive(method: FedAC, state: ServerState, updates: list[Update]) -> ServerState:
     """One round of the server, archive and all."""
-    return replace(method.aggregate(state, updates, method.assign(state, updates)), archive=state.archive)
+    return replace(step_method(method, state, updates), archive=state.archive)
 
 
-FOUR = [moved(n, "global", v, v, 0, samples=s) for n, v, s in (("a", 4, 5), ("b", 6, 1), ("c", -4, 2), ("d", -6, 7))]
+FOUR = [
+    make_split_update(n, "global", v, v, 0, samples=s)
+    for n, v, s in (("a", 4, 5), ("b", 6, 1), ("c", -4, 2), ("d", -6, 7))
+]
 
 
 def test_a_local_step_goes_on_with_the_own_model_under_both_pulls():
     """Alg. 1, LocalUpdate: cross-entropy's gradient is (-2g, -g, g) at (1, 1, -1); see FedPer's test."""
     method = FedAC(k=2, mu=0.2, lam=0.1)
-    work = learner({"personal": split(1, 1, -1)})
-    centre = split(0.5, 0, 0)
+    work = make_split_learner({"personal": make_split_model(1, 1, -1)})
+    centre = make_split_model(0.5, 0, 0)
     done = method.local_update(work, Download(("cluster-1", "phi"), (centre, backbone(3))))
     expected = np.array([1 + 2 * G - 0.2 * 0.5 + 0.1 * 2, 1 + G - 0.2, -1 - G + 0.2])
     np.testing.assert_allclose(work.memory["personal"].vector, expected, rtol=1e-5)
@@ -60,29 +63,35 @@ def test_a_local_step_goes_on_with_the_own_model_under_both_pulls():
 def test_a_newcomer_goes_where_it_moved_from_the_common_model(similarity: str) -> None:
     """By (1, 0, 0) from (5, 5, 5): towards (9, 6, 5), though (5, 4, 5) is nearer and its own cosine is larger."""
     method = FedAC(k=2, similarity=similarity)
-    state = start(method)
-    centres = {"global": split(5, 5, 5), "cluster-0": split(5, 4, 5), "cluster-1": split(9, 6, 5)}
+    state = start_with_archive(method)
+    centres = {
+        "global": make_split_model(5, 5, 5),
+        "cluster-0": make_split_model(5, 4, 5),
+        "cluster-1": make_split_model(9, 6, 5),
+    }
     ended = replace(state, bank={**state.bank, **centres}, assignment={"old": 0}, archive=None)
-    newcomer = method.join(ended, moved("new", "global", 1, 0, 0))
+    newcomer = method.join(ended, make_split_update("new", "global", 1, 0, 0))
     assert newcomer.assignment == {"old": 0, "new": 1}
 
 
 def test_without_a_cluster_only_the_embedding_pulls():
     method = FedAC(k=2, mu=0.2, lam=0.1)
-    work = learner()
-    method.local_update(work, Download(("global", "phi"), (split(1, 1, -1), backbone(3))))
+    work = make_split_learner()
+    method.local_update(work, Download(("global", "phi"), (make_split_model(1, 1, -1), backbone(3))))
     expected = [1 + 2 * G + 0.1 * 2, 1 + G, -1 - G]
     np.testing.assert_allclose(work.memory["personal"].vector, expected, rtol=1e-5)
 
 
 def test_phi_is_a_mean_over_the_round_and_the_centres_are_means_over_all_known_models():
     method = FedAC(k=2, tuning=False)
-    state = step(method, start(method), FOUR)
+    state = step_with_archive(method, start_with_archive(method), FOUR)
     assert state.assignment == {"a": 0, "b": 0, "c": 1, "d": 1}
     assert state.bank["cluster-0"].vector.tolist() == [5, 5, 0]
     assert state.bank["phi"].vector.tolist() == [0]
     assert state.bank["global"].vector.tolist() == [0, 0, 0]
-    state = step(method, state, [moved("a", "cluster-0", 3, 3, 2)])  # a's model is now (8, 8, 2), b's still (6, 6, 0)
+    state = step_with_archive(
+        method, state, [make_split_update("a", "cluster-0", 3, 3, 2)]
+    )  # a's model is now (8, 8, 2), b's still (6, 6, 0)
     assert state.bank["cluster-0"].vector.tolist() == [7, 7, 1]
     assert state.bank["cluster-1"].vector.tolist() == [-5, -5, 0]
     assert state.bank["phi"].vector.tolist() == [8]
@@ -92,27 +101,41 @@ def test_phi_is_a_mean_over_the_round_and_the_centres_are_means_over_all_known_m
 def test_the_e_step_moves_those_who_are_not_asked_too():
     """c was asked, and takes its cluster's centre with it past d: d's model is now most like the other centre."""
     method = FedAC(k=2, tuning=False, similarity="l2")
-    state = step(method, start(method), [moved(n, "global", v, 0, 0) for n, v in (("a", 0), ("c", 10), ("d", 7))])
+    state = step_with_archive(
+        method,
+        start_with_archive(method),
+        [make_split_update(n, "global", v, 0, 0) for n, v in (("a", 0), ("c", 10), ("d", 7))],
+    )
     assert state.assignment == {"a": 0, "c": 1, "d": 1}
-    state = step(method, state, [moved("c", "cluster-1", 31.5, 0, 0)])  # to 40: the centre goes to 23.5
+    state = step_with_archive(
+        method, state, [make_split_update("c", "cluster-1", 31.5, 0, 0)]
+    )  # to 40: the centre goes to 23.5
     assert state.assignment == {"a": 0, "c": 1, "d": 1}  # the E-step was by the old centres
-    state = step(method, state, [moved("c", "cluster-1", 16.5, 0, 0)])
+    state = step_with_archive(method, state, [make_split_update("c", "cluster-1", 16.5, 0, 0)])
     assert state.assignment == {"a": 0, "c": 1, "d": 0}
 
 
 def test_the_map_is_fitted_anew_after_so_many_rounds():
     method = FedAC(k=2, tuning=False, map_every=2)
-    state, fitted = start(method), []
+    state, fitted = start_with_archive(method), []
     for number in range(5):
         slot = "global" if not number else "cluster-0"
-        state = step(method, state, FOUR if not number else [moved("a", slot, 1, 0, 0), moved("b", slot, 0, 1, 0)])
+        state = step_with_archive(
+            method,
+            state,
+            FOUR if not number else [make_split_update("a", slot, 1, 0, 0), make_split_update("b", slot, 0, 1, 0)],
+        )
         fitted.append(state.extras["map"])
     assert fitted == [0, 0, 2, 2, 4]
 
 
 def test_weights_may_be_samples():
     method = FedAC(k=1, weighting="samples", tuning=False)
-    state = step(method, start(method), [moved("a", "global", 1, 0, 0, samples=3), moved("b", "global", 5, 0, 0)])
+    state = step_with_archive(
+        method,
+        start_with_archive(method),
+        [make_split_update("a", "global", 1, 0, 0, samples=3), make_split_update("b", "global", 5, 0, 0)],
+    )
     assert state.bank["cluster-0"].vector.tolist() == [2, 0, 0]
     assert state.bank["phi"].vector.tolist() == [2]
 
@@ -181,7 +204,7 @@ def test_a_single_cluster_is_split_if_both_halves_are_neither_tight_nor_loose(lo
 
 def test_merged_and_new_clusters_in_the_state_and_in_the_record():
     method = FedAC(k=2, low=0.2, high=0.8, cooldown=3)
-    state = step(method, start(method), FOUR)  # G = (2) / 200 each: both far too tight
+    state = step_with_archive(method, start_with_archive(method), FOUR)  # G = (2) / 200 each: both far too tight
     assert state.extras["changes"] == [{"round": 0, "cluster": 0, "into": 1}]
     assert set(state.assignment.values()) == {1}
     assert "cluster-0" not in state.bank
@@ -201,7 +224,7 @@ def test_merged_and_new_clusters_in_the_state_and_in_the_record():
 
 
 def test_only_those_who_train_are_sent_the_embedding():
-    one = play(FedAC(k=2), 2, sample=3)[1]
+    one = play_rounds(FedAC(k=2), 2, sample=3)[1]
     slots = {name: order.slots for name, order in one.orders.items()}
     assert all(("phi" in slots[n]) == order.train for n, order in one.orders.items())
     assert sum("phi" in own for own in slots.values()) == 3
@@ -297,7 +320,7 @@ def test_cgpfl_clusters_personal_models_by_k_means():
     state = method.start(initial)
     trained = (("a", 1, (0, 0)), ("b", 3, (2, 0)), ("c", 5, (9, 0)))
     updates = [Update(name, samples, {"global": coin(*v)}) for name, samples, v in trained]
-    state = method.aggregate(state, updates, method.assign(state, updates))
+    state = step_method(method, state, updates)
     assert state.assignment == {"a": 0, "b": 0, "c": 1}
     assert state.bank["cluster-0"].vector.tolist() == [1, 0]
     assert method.distribute(state, "c").slots == ("cluster-1",)

@@ -16,7 +16,7 @@ from cfl_flare.cli.specs import build_named
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.engine.newcomers import Finished
 from cfl_flare.engine.server import Server, ServerSettings
-from cfl_flare.engine.task import Result
+from cfl_flare.engine.task import Task
 from cfl_flare.methods import (
     CAM,
     Download,
@@ -38,10 +38,10 @@ from cfl_flare.methods import (
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import state_metadata, state_of
 from cfl_flare.training.ensemble import Served
-from tests.cli.test_predict import npz
-from tests.helpers.play import assert_same_models, play
-from tests.helpers.tiny import LAYOUT, coin, initial, learner, update
-from tests.methods.test_contract import loop
+from tests.cli.test_predict import write_digits_npz
+from tests.helpers.play import assert_same_bank, play_rounds
+from tests.helpers.tiny import LAYOUT, answer_round, coin, initial, make_coin_learner, start_server, step_method, update
+from tests.methods.test_contract import run_contract_loop
 
 # One SGD step with learning rate 1 from (0, 0) on label 0: softmax is (1/2, 1/2), the gradient (-1/2, 1/2).
 STEP = [0.5, -0.5]
@@ -51,7 +51,7 @@ def test_server_step_is_the_mean_weighted_by_samples():
     method = FedAvg()
     state = method.start(initial)
     updates = [update("a", 3, "global", 1, 0), update("b", 1, "global", 5, 4)]
-    after = method.aggregate(state, updates, method.assign(state, updates))
+    after = step_method(method, state, updates)
     np.testing.assert_array_equal(after.bank["global"].vector, [2, 1])  # (3*1 + 1*5)/4, (3*0 + 1*4)/4
     assert after.round == 1
     assert after.assignment == {}
@@ -66,7 +66,7 @@ def test_uniform_weighting_counts_everyone_the_same():
 
 def test_local_step_sends_the_difference_to_what_was_sent():
     method = FedAvg()
-    sent = method.local_update(learner([0]), Download(("global",), (coin(0, 0),)))
+    sent = method.local_update(make_coin_learner([0]), Download(("global",), (coin(0, 0),)))
     np.testing.assert_allclose(sent.diffs["global"].vector, STEP)
     assert (sent.participant, sent.samples, sent.cluster) == ("p", 1, None)
 
@@ -74,7 +74,7 @@ def test_local_step_sends_the_difference_to_what_was_sent():
 def test_fedprox_second_step_is_pulled_back_by_mu():
     """Step 1 starts at the anchor: no pull. At (1/2, -1/2) the gradient is (p0 - 1, p1), the pull mu * (1/2, -1/2)."""
     mu = 0.4
-    sent = FedProx(mu=mu).local_update(learner([0], steps=2), Download(("global",), (coin(0, 0),)))
+    sent = FedProx(mu=mu).local_update(make_coin_learner([0], steps=2), Download(("global",), (coin(0, 0),)))
     p0 = 1 / (1 + np.exp(-1.0))
     expected = np.array([0.5 - ((p0 - 1) + mu * 0.5), -0.5 - ((1 - p0) + mu * -0.5)])
     np.testing.assert_allclose(sent.diffs["global"].vector, expected, rtol=1e-6)
@@ -82,13 +82,13 @@ def test_fedprox_second_step_is_pulled_back_by_mu():
 
 def test_fedprox_without_mu_is_fedavg():
     download = Download(("global",), (coin(0, 0),))
-    plain = FedAvg().local_update(learner([0, 1, 0], steps=3), download)
-    prox = FedProx(mu=0.0).local_update(learner([0, 1, 0], steps=3), download)
+    plain = FedAvg().local_update(make_coin_learner([0, 1, 0], steps=3), download)
+    prox = FedProx(mu=0.0).local_update(make_coin_learner([0, 1, 0], steps=3), download)
     np.testing.assert_array_equal(plain.diffs["global"].vector, prox.diffs["global"].vector)
 
 
 def test_finetune_serves_one_more_local_round_and_forgets_it():
-    work = learner([0])
+    work = make_coin_learner([0])
     served = Finetune().predictor(work, Download(("global",), (coin(0, 0),)))
     (model,) = Served.of(served).models
     np.testing.assert_allclose(model.vector, STEP)
@@ -96,7 +96,7 @@ def test_finetune_serves_one_more_local_round_and_forgets_it():
 
 
 def test_local_keeps_its_model_and_sends_nothing():
-    method, work = Local(), learner([0])
+    method, work = Local(), make_coin_learner([0])
     start = work.initial(0)
     assert method.distribute(method.start(initial), "p").slots == ()
     sent = method.local_update(work, Download())
@@ -104,7 +104,7 @@ def test_local_keeps_its_model_and_sends_nothing():
     first = work.memory["model"]
     p0 = np.exp(start.vector[0]) / np.exp(start.vector).sum()
     np.testing.assert_allclose(first.vector, start.vector - [p0 - 1, 1 - p0], rtol=1e-6)
-    again = method.serve(learner([0], memory=work.memory), Download())
+    again = method.serve(make_coin_learner([0], memory=work.memory), Download())
     np.testing.assert_array_equal(again.vector, first.vector)
 
 
@@ -128,10 +128,10 @@ SENT = Download(("global",), (coin(0, 0),))
 
 
 def test_local_step_goes_by_the_gradient_one_step_ahead():
-    sent = PerFedAvg().local_update(learner([0], lr=1.0), SENT)  # eta is the run's learning rate
+    sent = PerFedAvg().local_update(make_coin_learner([0], lr=1.0), SENT)  # eta is the run's learning rate
     np.testing.assert_allclose(sent.diffs["global"].vector, [1 - P0, P0 - 1], rtol=1e-6)
     ahead = 1 / (1 + np.exp(-3.0))  # at (3/2, -3/2): eta = 3
-    sent = PerFedAvg(inner_lr=3.0).local_update(learner([0], lr=0.5), SENT)
+    sent = PerFedAvg(inner_lr=3.0).local_update(make_coin_learner([0], lr=0.5), SENT)
     np.testing.assert_allclose(sent.diffs["global"].vector, [0.5 * (1 - ahead), 0.5 * (ahead - 1)], rtol=1e-6)
 
 
@@ -143,7 +143,7 @@ def test_server_step_is_fedavg_s():
 
 
 def test_serves_the_model_after_its_personal_steps_and_forgets_it():
-    work = learner([0], lr=1.0)
+    work = make_coin_learner([0], lr=1.0)
     np.testing.assert_allclose(PerFedAvg().predictor(work, SENT).vector, [0.5, -0.5])
     twice = PerFedAvg(personal_steps=2).predictor(work, SENT).vector
     np.testing.assert_allclose(twice, [0.5 + (1 - P0), -0.5 + (P0 - 1)], rtol=1e-6)
@@ -152,23 +152,23 @@ def test_serves_the_model_after_its_personal_steps_and_forgets_it():
 
 
 def test_finetuning_starts_from_the_personal_model():
-    (tuned,) = Served.of(PerFedAvg(finetune=True).predictor(learner([0], lr=1.0), SENT)).models
+    (tuned,) = Served.of(PerFedAvg(finetune=True).predictor(make_coin_learner([0], lr=1.0), SENT)).models
     np.testing.assert_allclose(tuned.vector, [0.5 + (1 - P0), -0.5 + (P0 - 1)], rtol=1e-6)
 
 
 def test_without_inner_steps_it_is_fedavg_bit_for_bit():
-    plain, meta = loop(FedAvg()), loop(PerFedAvg(inner_lr=0.0))
-    assert_same_models(plain.state.bank, meta.state.bank)
+    plain, meta = run_contract_loop(FedAvg()), run_contract_loop(PerFedAvg(inner_lr=0.0))
+    assert_same_bank(plain.state.bank, meta.state.bank)
 
 
 def test_parts_side_by_side_each_serve_what_they_would_alone():
     both = build_method({"method": "ensemble", "parts": [{"method": "per-fedavg"}, {"method": "fedavg"}]})
-    beside, alone = play(both, 2), play(PerFedAvg(), 2, streams="0.")
-    assert_same_models(beside[-1].after.bank, alone[-1].after.bank, "0.")
+    beside, alone = play_rounds(both, 2), play_rounds(PerFedAvg(), 2, streams="0.")
+    assert_same_bank(beside[-1].after.bank, alone[-1].after.bank, "0.")
 
 
 def test_the_personal_model_is_better_at_home_than_the_common_one():
-    rounds = [play(PerFedAvg(personal_steps=n), 5, lr=0.3, local_steps=5)[-1] for n in (0, 1, 5)]
+    rounds = [play_rounds(PerFedAvg(personal_steps=n), 5, lr=0.3, local_steps=5)[-1] for n in (0, 1, 5)]
     common, one, five = ([a.metrics["served_accuracy"] for a in r.answers.values()] for r in rounds)
     assert np.mean(common) < np.mean(one) < np.mean(five)
 
@@ -191,12 +191,12 @@ START = coin(0, 0)
 
 def tuned(method: Method, *models: Any) -> list[list[float]]:
     served = models[0] if len(models) == 1 else Served(models)
-    found = Served.of(method.finetuned(learner([1, 1, 0], lr=0.1), served))
+    found = Served.of(method.finetuned(make_coin_learner([1, 1, 0], lr=0.1), served))
     return [model.vector.tolist() for model in found.models]
 
 
 def after(epochs: int, frozen: Any = None) -> list[float]:
-    one = learner([1, 1, 0], lr=0.1)
+    one = make_coin_learner([1, 1, 0], lr=0.1)
     view = one if frozen is None else one.beside(frozen)
     return view.train(START, purpose="finetune", epochs=epochs).vector.tolist()
 
@@ -242,54 +242,52 @@ LABELS = {"a": "nl", "b": "nl", "d": "gr"}
 SAMPLES = {"a": 3, "b": 1, "c": 2, "d": 4}
 
 
-def server(method: Groups, **settings: Any) -> Server:
+def start_unclipped_server(method: Groups, **settings: Any) -> Server:
     people = [Participant(name, f"site-{name}", n) for name, n in SAMPLES.items()]
-    return Server(method, LAYOUT, people, ServerSettings(4, clip_norm=0, **settings), method.start(initial))
+    return start_server(method, people, num_rounds=4, clip_norm=0, **settings)
 
 
-def one_round(running: Server, ends: dict[str, float]) -> dict[str, tuple[str, ...]]:
+def play_ends(running: Server, ends: dict[str, float]) -> dict[str, tuple[str, ...]]:
     """A round after which each participant's model is at its number; what each that trained was sent."""
     tasks = {name: task for name, task in running.tasks().items() if task.train}
-    for name, task in running.tasks().items():
-        answers = {"metrics": {"served_accuracy": 0.5}} if task.evaluate else {}
-        moved = None
-        if task.train:
-            start = running.bank[task.slots[0]].vector[0]
-            moved = update(name, SAMPLES[name], task.slots[0], ends[name] - start, 0)
-        running.accept(Result(name, moved, answers), f"site-{name}")
-    running.finish_round()
+
+    def move(name: str, task: Task) -> Update:
+        start = running.bank[task.slots[0]].vector[0]
+        return update(name, SAMPLES[name], task.slots[0], ends[name] - start, 0)
+
+    answer_round(running, move)
     return {name: task.slots for name, task in tasks.items()}
 
 
-def ends_of(running: Server) -> dict[str, float]:
+def read_rounded_ends(running: Server) -> dict[str, float]:
     return {slot: round(float(model.vector[0]), 5) for slot, model in running.state.bank.items()}
 
 
 def test_after_the_warmup_each_group_goes_on_by_itself_and_the_common_model_stays():
-    running = server(Groups(groups=LABELS, warmup=1))
-    sent = one_round(running, {"a": 10, "b": 0, "c": 5, "d": 1})
+    running = start_unclipped_server(Groups(groups=LABELS, warmup=1))
+    sent = play_ends(running, {"a": 10, "b": 0, "c": 5, "d": 1})
     assert sent == dict.fromkeys("abcd", ("global",))
     mean = (3 * 10 + 0 + 2 * 5 + 4 * 1) / 10
-    assert ends_of(running) == {"global": mean, "cluster-0": mean, "cluster-1": mean}
+    assert read_rounded_ends(running) == {"global": mean, "cluster-0": mean, "cluster-1": mean}
     assert running.state.assignment == {}
-    sent = one_round(running, {"a": 8, "b": 0, "d": -1})
+    sent = play_ends(running, {"a": 8, "b": 0, "d": -1})
     assert sent == {"a": ("cluster-1",), "b": ("cluster-1",), "d": ("cluster-0",)}  # gr is before nl
-    assert ends_of(running) == {"global": mean, "cluster-0": -1, "cluster-1": (3 * 8 + 0) / 4}
+    assert read_rounded_ends(running) == {"global": mean, "cluster-0": -1, "cluster-1": (3 * 8 + 0) / 4}
     assert running.state.assignment == {"a": 1, "b": 1, "d": 0}
     assert running.tasks()["c"].slots == ("global",) and not running.tasks()["c"].train  # it is measured
 
 
 def test_without_a_warmup_the_groups_begin_at_the_start():
-    running = server(Groups(groups=LABELS, weighting="uniform"))
+    running = start_unclipped_server(Groups(groups=LABELS, weighting="uniform"))
     assert "c" not in running.tasks()
-    one_round(running, {"a": 8, "b": 0, "d": -1})
-    assert ends_of(running) == {"global": 0, "cluster-0": -1, "cluster-1": 4}
+    play_ends(running, {"a": 8, "b": 0, "d": -1})
+    assert read_rounded_ends(running) == {"global": 0, "cluster-0": -1, "cluster-1": 4}
 
 
 def test_a_group_of_few_is_held_back_and_is_not_mixed_with_another():
-    running = server(Groups(groups=LABELS), hold_small_clusters=True, min_sites_per_cluster=2)
-    one_round(running, {"a": 8, "b": 0, "d": -1})
-    assert ends_of(running) == {"global": 0, "cluster-0": 0, "cluster-1": 6}
+    running = start_unclipped_server(Groups(groups=LABELS), hold_small_clusters=True, min_sites_per_cluster=2)
+    play_ends(running, {"a": 8, "b": 0, "d": -1})
+    assert read_rounded_ends(running) == {"global": 0, "cluster-0": 0, "cluster-1": 6}
     assert running.state.assignment == {"a": 1, "b": 1, "d": 0}
     assert running.progress.record["held_back"] == ["d"]
 
@@ -297,17 +295,20 @@ def test_a_group_of_few_is_held_back_and_is_not_mixed_with_another():
 def naming(method: Groups, labels: dict[str, str], **settings: Any) -> Server:
     """A server whose participants name their groups at check-in."""
     people = [Participant(name, f"site-{name}", n, label=labels.get(name)) for name, n in SAMPLES.items()]
-    return Server(method, LAYOUT, people, ServerSettings(4, clip_norm=0, **settings), method.start(initial))
+    return start_server(method, people, num_rounds=4, clip_norm=0, **settings)
 
 
 def test_groups_that_sites_name_are_those_of_a_mapping_and_other_labels_have_the_common_model():
     floor = {"hold_small_clusters": True, "min_sites_per_cluster": 2}
     for settings in ({}, floor):
-        given = server(Groups(groups=LABELS, warmup=1), **settings)
+        given = start_unclipped_server(Groups(groups=LABELS, warmup=1), **settings)
         named = naming(Groups(groups=["nl", "gr"], warmup=1), {**LABELS, "c": "x" * 50}, **settings)
         for ends in ({"a": 10, "b": 0, "c": 5, "d": 1}, {"a": 8, "b": 0, "d": -1}, {"a": 1, "b": 2, "d": 3}):
-            assert one_round(given, ends) == one_round(named, ends)
-            assert ends_of(given) == ends_of(named) and given.state.assignment == named.state.assignment
+            assert play_ends(given, ends) == play_ends(named, ends)
+            assert (
+                read_rounded_ends(given) == read_rounded_ends(named)
+                and given.state.assignment == named.state.assignment
+            )
         assert named.state.labels == LABELS
         assert named.progress.record.get("held_back") == (["d"] if settings else None)
 
@@ -315,7 +316,7 @@ def test_groups_that_sites_name_are_those_of_a_mapping_and_other_labels_have_the
 def test_a_label_that_was_named_first_stays_after_a_checkpoint_and_for_those_who_join():
     method = Groups(groups=["nl", "gr"])
     running = naming(method, LABELS)
-    one_round(running, {"a": 8, "b": 0, "d": -1})
+    play_ends(running, {"a": 8, "b": 0, "d": -1})
     state = state_of(running.state.bank, json.loads(json.dumps(state_metadata(running.state))))
     people = [Participant(name, f"site-{name}", n, label="gr") for name, n in SAMPLES.items()]
     resumed = Server(method, LAYOUT, people[:3], ServerSettings(4), state)
@@ -333,7 +334,7 @@ def test_the_pull_is_towards_the_common_model():
     assert method.distribute(state, "p") == Download(("cluster-0",), to_train=("global",))
     sent = Download(("cluster-0", "global"), (coin(2, 0), coin(1, 1)))
     wrong = 1 - 1 / (1 + np.exp(-2.0))
-    moved = method.local_update(learner([0]), sent).diffs
+    moved = method.local_update(make_coin_learner([0]), sent).diffs
     assert moved.keys() == {"cluster-0"}
     np.testing.assert_allclose(moved["cluster-0"].vector, [wrong - 0.5, 0.5 - wrong], rtol=1e-5)
 
@@ -393,7 +394,7 @@ def test_groups_of_a_file_and_of_the_data_and_newcomers_by_their_label(tmp_path,
     of_sites = load_run(Path("named", "groups-k2"))
     assert of_sites.assignments == run.assignments
     assert [p["label"] for p in of_sites.summary["participants"]] == ["0"] * 3 + ["1"] * 3
-    npz(Path("ward.npz"))
+    write_digits_npz(Path("ward.npz"))
     assert main(["onboard", "named/groups-k2", "--data", "ward.npz", "--group", "1", "--name", "known"]) == 0
     assert "known 1" in " ".join(capfd.readouterr().out.split())
     onboard = ["onboard", "out/groups-k2", "--data", "ward.npz"]

@@ -21,8 +21,8 @@ from cfl_flare.report.figures import draw
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import run_loop
-from tests.helpers.play import MODEL, assert_same_models, moved, play, sent
-from tests.helpers.tiny import LAYOUT, coin, initial, model, update
+from tests.helpers.play import MODEL, assert_same_bank, list_answered_slots, list_sent_slots, play_rounds
+from tests.helpers.tiny import LAYOUT, coin, initial, make_updates, read_model, update
 from tests.helpers.tiny import rounds as tiny_rounds
 
 # Two opposed directions; the second pair moves twice as far.
@@ -30,11 +30,7 @@ OPPOSED = {"a": (1, 0), "b": (1, 0.1), "c": (-2, 0), "d": (-2, 0.2)}
 SAMPLES = {"a": 3, "b": 1, "c": 1, "d": 1}
 
 
-def updates_of(moves: dict[str, tuple[float, float]], slot: str = "global") -> list[Update]:
-    return [update(name, SAMPLES.get(name, 1), slot, *move) for name, move in moves.items()]
-
-
-def step(method: Method, state: ServerState, updates: list[Update]) -> tuple[ServerState, Assignment]:
+def step_with_assignment(method: Method, state: ServerState, updates: list[Update]) -> tuple[ServerState, Assignment]:
     assignment = method.assign(state, updates)
     return method.aggregate(state, updates, assignment), assignment
 
@@ -45,7 +41,9 @@ def flhc(**more: Any) -> FLHC:
 
 def ready(method: Method) -> ServerState:
     """The state in which FL+HC clusters: one round of FedAvg is over, in which all moved by (1, 1)."""
-    state, assignment = step(method, method.start(initial), updates_of(dict.fromkeys("abcd", (1, 1))))
+    state, assignment = step_with_assignment(
+        method, method.start(initial), make_updates(dict.fromkeys("abcd", (1, 1)), "global")
+    )
     assert assignment == {}
     np.testing.assert_array_equal(state.bank["global"].vector, [1, 1])
     return state
@@ -56,25 +54,25 @@ def test_flhc_averages_all_then_clusters_the_updates_then_averages_inside() -> N
     state = ready(method)
     assert method.clusters_in(state) == 0
     assert {method.distribute(state, n).slots for n in "abcd"} == {("global",)}
-    state, assignment = step(method, state, updates_of(OPPOSED))
+    state, assignment = step_with_assignment(method, state, make_updates(OPPOSED, "global"))
     assert assignment == {"a": 0, "b": 0, "c": 1, "d": 1}
     assert method.clusters_in(state) == 2
-    assert model(state, "cluster-0") == [2, 1.025]  # (1, 1) + (3 * (1, 0) + (1, 0.1)) / 4
-    assert model(state, "cluster-1") == [-1, 1.1]
-    assert model(state, "global") == [1, 1]  # stays, for those who come later
+    assert read_model(state, "cluster-0") == [2, 1.025]  # (1, 1) + (3 * (1, 0) + (1, 0.1)) / 4
+    assert read_model(state, "cluster-1") == [-1, 1.1]
+    assert read_model(state, "global") == [1, 1]  # stays, for those who come later
     assert [method.distribute(state, n).slots for n in "ac"] == [("cluster-0",), ("cluster-1",)]
     later = [update("a", 3, "cluster-0", -9, 0), update("b", 1, "cluster-0", -9, 4), update("d", 1, "cluster-1", 5, 0)]
-    state, again = step(method, state, later)
+    state, again = step_with_assignment(method, state, later)
     assert again == {"a": 0, "b": 0, "d": 1}  # for ever, whatever the updates say
-    assert model(state, "cluster-0") == [-7, 2.025]
-    assert model(state, "cluster-1") == [4, 1.1]
+    assert read_model(state, "cluster-0") == [-7, 2.025]
+    assert read_model(state, "cluster-1") == [4, 1.1]
     assert state.assignment["c"] == 1
 
 
 def test_flhc_s_weights_may_be_uniform() -> None:
     method = flhc(weighting="uniform")
-    state, _ = step(method, ready(method), updates_of(OPPOSED))
-    assert model(state, "cluster-0") == [2, 1.05]
+    state, _ = step_with_assignment(method, ready(method), make_updates(OPPOSED, "global"))
+    assert read_model(state, "cluster-0") == [2, 1.05]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +92,7 @@ def test_flhc_s_weights_may_be_uniform() -> None:
 )
 def test_flhc_s_number_of_clusters(settings: dict[str, Any], clusters: list[int]) -> None:
     method = FLHC(rounds_before=1, **settings)
-    state, assignment = step(method, ready(method), updates_of(OPPOSED))
+    state, assignment = step_with_assignment(method, ready(method), make_updates(OPPOSED, "global"))
     assert list(assignment.values()) == clusters
     assert method.clusters_in(state) == len(set(clusters))
 
@@ -105,13 +103,15 @@ def test_flhc_s_number_of_clusters(settings: dict[str, Any], clusters: list[int]
 )
 def test_a_later_participant_joins_the_cluster_with_the_nearest_mean_update(metric: str, cluster: int) -> None:
     method = flhc(metric=metric, linkage="complete")
-    state, _ = step(method, ready(method), updates_of(OPPOSED))
-    state, _ = step(method, state, [update("a", 3, "cluster-0", 50, 50), update("c", 1, "cluster-1", -50, 0)])
-    before = {slot: model(state, slot) for slot in state.bank}
+    state, _ = step_with_assignment(method, ready(method), make_updates(OPPOSED, "global"))
+    state, _ = step_with_assignment(
+        method, state, [update("a", 3, "cluster-0", 50, 50), update("c", 1, "cluster-1", -50, 0)]
+    )
+    before = {slot: read_model(state, slot) for slot in state.bank}
     assert method.distribute(state, "new").slots == ("global",)
-    state, assignment = step(method, state, [update("new", 9, "global", -0.4, 0)])
+    state, assignment = step_with_assignment(method, state, [update("new", 9, "global", -0.4, 0)])
     assert assignment == {"new": cluster}
-    assert {slot: model(state, slot) for slot in state.bank} == before  # it counts in no mean yet
+    assert {slot: read_model(state, slot) for slot in state.bank} == before  # it counts in no mean yet
     assert method.distribute(state, "new").slots == (f"cluster-{cluster}",)
 
 
@@ -120,7 +120,7 @@ def test_flhc_clusters_in_the_first_round_that_succeeds_and_asks_everyone_until_
     state = method.start(initial)
     assert [method.plan(replace(state, round=r)).fewest for r in range(4)] == [1, 1, 3, 3]
     assert [method.plan(replace(state, round=r)).everyone for r in range(4)] == [False, False, True, True]
-    state, _ = step(method, replace(state, round=3), updates_of(OPPOSED))
+    state, _ = step_with_assignment(method, replace(state, round=3), make_updates(OPPOSED, "global"))
     assert not method.plan(state).everyone
     assert method.plan(state).fewest == 1
     with pytest.raises(TooFewAnswersError, match="fewer than 5 valid results"):
@@ -128,10 +128,10 @@ def test_flhc_clusters_in_the_first_round_that_succeeds_and_asks_everyone_until_
 
 
 def test_flhc_asks_everyone_once_though_a_run_samples() -> None:
-    played = play(flhc(), 4, sample=2)
+    played = play_rounds(flhc(), 4, sample=2)
     assert [sum(o.train for o in one.orders.values()) for one in played] == [2, 6, 2, 2, 0]
-    assert sent(played[1]) == moved(played[1]) == {("global",)}
-    assert sent(played[2]) <= {("cluster-0",), ("cluster-1",)}
+    assert list_sent_slots(played[1]) == list_answered_slots(played[1]) == {("global",)}
+    assert list_sent_slots(played[2]) <= {("cluster-0",), ("cluster-1",)}
     assert len(played[-1].after.assignment) == 6
 
 
@@ -144,22 +144,24 @@ def test_fedgroup_by_hand() -> None:
     rows = np.array(list(moves.values()))
     cosines = rows @ np.array([1, 1]) / np.sqrt(2) / lengths
     np.testing.assert_allclose(np.abs(decomposed_cosines(rows, 1)[:, 0]), cosines)
-    state, assignment = step(FedGroup(k=2), method.start(initial), updates_of(moves))
+    state, assignment = step_with_assignment(FedGroup(k=2), method.start(initial), make_updates(moves, "global"))
     assert assignment == {"a": 0, "b": 0, "c": 1, "d": 1}
-    assert model(state, "cluster-0") == [2.75, 0.25]  # (3 * (1, 0) + (8, 1)) / 4
-    assert model(state, "cluster-1") == [0.5, 4.5]
-    assert model(state, "global") == [0, 0]
+    assert read_model(state, "cluster-0") == [2.75, 0.25]  # (3 * (1, 0) + (8, 1)) / 4
+    assert read_model(state, "cluster-1") == [0.5, 4.5]
+    assert read_model(state, "global") == [0, 0]
     # The mean update of group 1 is (0.5, 4.5), whatever its model became since.
-    state, _ = step(method, state, [update("d", 1, "cluster-1", 90, 0)])
-    after, joined = step(method, state, [update("new", 1, "global", 0.1, 0.2), update("a", 3, "cluster-0", 1, 1)])
+    state, _ = step_with_assignment(method, state, [update("d", 1, "cluster-1", 90, 0)])
+    after, joined = step_with_assignment(
+        method, state, [update("new", 1, "global", 0.1, 0.2), update("a", 3, "cluster-0", 1, 1)]
+    )
     assert joined == {"new": 1, "a": 0}
-    assert model(after, "cluster-1") == [90.5, 4.5]
-    assert model(after, "cluster-0") == [3.75, 1.25]
+    assert read_model(after, "cluster-1") == [90.5, 4.5]
+    assert read_model(after, "cluster-0") == [3.75, 1.25]
 
 
 def test_fedgroup_has_no_more_dimensions_than_one_less_than_participants() -> None:
     method = FedGroup(k=2, dimensions=50)
-    _, assignment = step(method, method.start(initial), updates_of(OPPOSED))
+    _, assignment = step_with_assignment(method, method.start(initial), make_updates(OPPOSED, "global"))
     assert assignment == {"a": 0, "b": 0, "c": 1, "d": 1}
     assert method.plan(method.start(initial)).fewest == 2
 
@@ -168,7 +170,10 @@ def test_fedgroup_has_no_more_dimensions_than_one_less_than_participants() -> No
     "method", [FLHC(rounds_before=1, k=1), FLHC(rounds_before=0, threshold=1e9), FedGroup(k=1)], ids=lambda m: m.label
 )
 def test_one_cluster_is_fedavg(method: Method) -> None:
-    one, fedavg = play(method, 4, keep_momentum=True, momentum=0.9), play(FedAvg(), 4, keep_momentum=True, momentum=0.9)
+    one, fedavg = (
+        play_rounds(method, 4, keep_momentum=True, momentum=0.9),
+        play_rounds(FedAvg(), 4, keep_momentum=True, momentum=0.9),
+    )
     np.testing.assert_array_equal(one[-1].after.bank["cluster-0"].vector, fedavg[-1].after.bank["global"].vector)
 
 
@@ -176,15 +181,15 @@ def test_updates_on_disk_give_equal_bits(monkeypatch: pytest.MonkeyPatch) -> Non
     found = []
     for limit in (2**30, 0):
         monkeypatch.setattr(cfl_flare.engine.round, "SPOOL_BYTES", limit)
-        found.append(play(flhc(threshold=0.5, k=None), 3)[-1].after)
-    assert_same_models(found[0].bank, found[1].bank)
+        found.append(play_rounds(flhc(threshold=0.5, k=None), 3)[-1].after)
+    assert_same_bank(found[0].bank, found[1].bank)
     assert found[0].assignment == found[1].assignment
 
 
 @pytest.mark.parametrize("part", [flhc(), FedGroup(k=2)], ids=lambda m: m.name)
 def test_beside_another_method(part: Method) -> None:
-    both, alone = play(Ensemble(parts=(FedAvg(), part)), 3), play(part, 3, first=1, streams="1.")
-    assert_same_models(both[-1].after.bank, alone[-1].after.bank, "1.")
+    both, alone = play_rounds(Ensemble(parts=(FedAvg(), part)), 3), play_rounds(part, 3, first=1, streams="1.")
+    assert_same_bank(both[-1].after.bank, alone[-1].after.bank, "1.")
     assert both[-1].after.assignment == alone[-1].after.assignment
 
 
@@ -265,13 +270,13 @@ def test_what_does_not_fit_the_run_or_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="cluster_on = 'backbone' does not fit the model"):
         FedGroup(k=2, cluster_on="backbone").check(LAYOUT)
     with pytest.raises(ConfigError, match=r"k = 3 clusters need as many participants .* only 2 of 6 take part"):
-        play(FedGroup(k=3), 2, sample=2)
+        play_rounds(FedGroup(k=3), 2, sample=2)
     with pytest.raises(ConfigError, match="k = 5 clusters need at least 5 participants"):
-        step(flhc(k=5), ready(flhc(k=5)), updates_of(OPPOSED))
+        step_with_assignment(flhc(k=5), ready(flhc(k=5)), make_updates(OPPOSED, "global"))
 
 
 def test_a_proximal_term_holds_a_participant_near_its_cluster() -> None:
-    free, held = (play(FedGroup(k=2, penalties=p), 3)[-1].after for p in ((), (Proximal(mu=5.0),)))
+    free, held = (play_rounds(FedGroup(k=2, penalties=p), 3)[-1].after for p in ((), (Proximal(mu=5.0),)))
     assert free.assignment == held.assignment
     assert not np.array_equal(free.bank["cluster-0"].vector, held.bank["cluster-0"].vector)
     assert coin(1, 2).layout == LAYOUT

@@ -24,7 +24,7 @@ from cfl_flare.training.race import race_models
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification
 from tests.helpers.loop import run_loop
-from tests.helpers.tiny import coin, initial, learner, update
+from tests.helpers.tiny import coin, initial, make_coin_learner, step_method, update
 
 
 def test_starts_k_models_from_k_seeds():
@@ -33,7 +33,7 @@ def test_starts_k_models_from_k_seeds():
     np.testing.assert_array_equal(state.bank["cluster-1"].vector, [1, -1])
 
 
-def sent(*models: Params) -> Download:
+def offer_choices(*models: Params) -> Download:
     """What arrives at a participant."""
     choices = {k: f"cluster-{k}" for k in range(len(models))}
     return Download(tuple(choices.values()), models, choices=choices)
@@ -41,8 +41,8 @@ def sent(*models: Params) -> Download:
 
 def test_participant_trains_the_model_with_the_least_loss():
     """On label 0, (1, -1) loses less than (0, 0) and (-1, 1); one step from it moves by (1 - p0, -(1 - p0))."""
-    download = sent(coin(0, 0), coin(1, -1), coin(-1, 1))
-    done = IFCA(k=3).local_update(learner([0]), download)
+    download = offer_choices(coin(0, 0), coin(1, -1), coin(-1, 1))
+    done = IFCA(k=3).local_update(make_coin_learner([0]), download)
     p0 = 1 / (1 + np.exp(-2.0))
     assert done.cluster == 1
     assert set(done.diffs) == {"cluster-1"}
@@ -50,13 +50,13 @@ def test_participant_trains_the_model_with_the_least_loss():
 
 
 def test_ties_go_to_the_lowest_cluster():
-    download = sent(coin(2, 2), coin(1, 1))
-    assert IFCA(k=2).choose(learner([0, 1]), download) == 0
+    download = offer_choices(coin(2, 2), coin(1, 1))
+    assert IFCA(k=2).choose(make_coin_learner([0, 1]), download) == 0
 
 
 def test_serves_the_model_that_fits_best():
-    download = sent(coin(1, -1), coin(-1, 1))
-    np.testing.assert_array_equal(IFCA(k=2).serve(learner([1]), download).vector, [-1, 1])
+    download = offer_choices(coin(1, -1), coin(-1, 1))
+    np.testing.assert_array_equal(IFCA(k=2).serve(make_coin_learner([1]), download).vector, [-1, 1])
 
 
 def race(losses: np.ndarray) -> tuple[int, list[tuple[list[int], int, int]]]:
@@ -99,7 +99,7 @@ def test_a_loss_that_is_no_number_loses():
     losses[0, 5], losses[2, 7] = np.nan, np.inf
     assert race(losses) == (1, [([0, 1, 2], 0, 32), ([1], 32, 100)])
     assert race(losses[::2])[0] == 0  # all are infinite: the first of equals
-    assert IFCA(k=2).choose(learner([0, 1]), sent(coin(np.nan, 0), coin(0, 0))) == 1
+    assert IFCA(k=2).choose(make_coin_learner([0, 1]), offer_choices(coin(np.nan, 0), coin(0, 0))) == 1
 
 
 LOSSES = st.integers(1, 4).flatmap(
@@ -153,11 +153,13 @@ def test_equal_models_are_left_to_the_end():
 @pytest.mark.parametrize("samples", [1, 31, 32, 33, 100])
 def test_a_participant_that_races_chooses_as_one_that_reads_all(samples):
     """Label 0 throughout; (1, -1) loses log(1 + e^-2) = 0.13 in each sample, (0, 0) log 2 = 0.69."""
-    work, read = learner([0] * samples), []
+    work, read = make_coin_learner([0] * samples), []
     predict = work._predict
     work._predict = lambda models, x, **more: (read.append((len(models), len(x))), predict(models, x, **more))[1]
-    download = sent(coin(0, 0), coin(1, -1), coin(1, -1), coin(-1, 1))
-    assert IFCA(k=4, race=True).choose(work, download) == IFCA(k=4).choose(learner([0] * samples), download) == 1
+    download = offer_choices(coin(0, 0), coin(1, -1), coin(1, -1), coin(-1, 1))
+    assert (
+        IFCA(k=4, race=True).choose(work, download) == IFCA(k=4).choose(make_coin_learner([0] * samples), download) == 1
+    )
     # The leader reads all others, and its equal the next 32. After 32, (0, 0) has 32 log 2 = 22, more than 100 * 0.13.
     blocks = [(4, min(samples, 32)), (1, samples - 32), (1, min(samples, 64) - 32), (1, samples - 64)]
     assert read == [block for block in blocks if block[1] > 0]
@@ -169,10 +171,10 @@ def test_a_participant_that_races_chooses_as_one_that_reads_all(samples):
 def test_losses_below_zero_are_not_raced(monkeypatch):
     """A sum of such losses may still fall, so that all samples are read."""
     monkeypatch.setattr(Classification, "nonnegative", False)
-    work, read = learner([0] * 100), []
+    work, read = make_coin_learner([0] * 100), []
     predict = work._predict
     work._predict = lambda models, x, **more: (read.append((len(models), len(x))), predict(models, x, **more))[1]
-    assert IFCA(k=2, race=True).choose(work, sent(coin(0, 0), coin(1, -1))) == 1
+    assert IFCA(k=2, race=True).choose(work, offer_choices(coin(0, 0), coin(1, -1))) == 1
     assert read == [(2, 100)]
 
 
@@ -196,7 +198,7 @@ def test_absent_participants_keep_their_cluster():
     method = IFCA(k=2)
     state = method.start(initial).after({}, {"a": 1, "b": 0})
     updates = [update("b", 1, "cluster-1", 0, 0, cluster=1)]
-    after = method.aggregate(state, updates, method.assign(state, updates))
+    after = step_method(method, state, updates)
     assert after.assignment == {"a": 1, "b": 1}
 
 
@@ -233,24 +235,24 @@ class Split(nn.Module):
 SPLIT = Layout.of(Split())
 
 
-def split(*weights: float) -> Params:
+def make_split_model(*weights: float) -> Params:
     return Params(SPLIT, np.array(weights, np.float32))
 
 
 def test_shared_backbone_averages_it_over_all_and_heads_inside_clusters():
     method = IFCA(k=2, shared_backbone=True)
-    state = method.start(lambda i: split(1 + i, i, -i))
+    state = method.start(lambda i: make_split_model(1 + i, i, -i))
     assert {slot: model.vector.tolist() for slot, model in state.bank.items()} == {
         "backbone": [1], "cluster-0": [0, 0], "cluster-1": [1, -1]
     }  # fmt: skip
 
     def moved(name: str, samples: int, backbone: float, cluster: int, a: float, b: float) -> Update:
-        diff = split(backbone, a, b)
+        diff = make_split_model(backbone, a, b)
         parts = {"backbone": diff.take(SPLIT.backbone), f"cluster-{cluster}": diff.take(SPLIT.head)}
         return Update(name, samples, parts, cluster)
 
     updates = [moved("a", 1, 4, 0, 2, 0), moved("b", 3, 0, 1, 1, 1)]
-    after = method.aggregate(state, updates, method.assign(state, updates))
+    after = step_method(method, state, updates)
     assert after.bank["backbone"].vector.tolist() == [2]  # 1 + (1*4 + 3*0) / 4
     assert after.bank["cluster-0"].vector.tolist() == [2, 0]
     assert after.bank["cluster-1"].vector.tolist() == [2, 0]
@@ -260,7 +262,7 @@ def test_shared_backbone_averages_it_over_all_and_heads_inside_clusters():
 
 def test_shared_backbone_sends_heads_k_times_and_one_backbone():
     method = IFCA(k=3, shared_backbone=True)
-    state = method.start(lambda i: split(1, i, -i))
+    state = method.start(lambda i: make_split_model(1, i, -i))
     download = method.distribute(state, "p")
     slots = download.slots
     assert slots == ("backbone", "cluster-0", "cluster-1", "cluster-2")
@@ -274,7 +276,7 @@ def test_shared_backbone_sends_heads_k_times_and_one_backbone():
 def test_models_that_cannot_have_enough_sites_are_composed_no_more():
     method = IFCA(k=3, shared_backbone=True)
     census = Census(Floor(2, 1), {name: name for name in "abcde"}, dict.fromkeys("abcde", 1))
-    state = replace(method.start(lambda i: split(1, i, -i)), census=census)
+    state = replace(method.start(lambda i: make_split_model(1, i, -i)), census=census)
     assert method.distribute(state, "p").slots == ("backbone", "cluster-0", "cluster-1")
     left = method.models(state, SPLIT)
     assert {slot: served.models[0].vector.tolist() for slot, served in left.items()} == {
@@ -306,9 +308,9 @@ def test_a_warm_start_makes_its_models_of_a_round_in_which_all_train_one():
     assert method.plan(state).fewest == 2
     assert method.distribute(state, "a") == Download(("cluster-0",))
     alone = replace(method.distribute(state, "a"), models=(coin(0, 0),))
-    done = method.local_update(learner([0]), alone)
+    done = method.local_update(make_coin_learner([0]), alone)
     assert done.cluster is None and set(done.diffs) == {"cluster-0"}
-    assert method.serve(learner([0]), alone) is alone.models[0]
+    assert method.serve(make_coin_learner([0]), alone) is alone.models[0]
     updates = [
         update("a", 1, "cluster-0", 1, -1),
         update("b", 3, "cluster-0", 9, -9),
@@ -404,7 +406,7 @@ def test_a_cluster_without_participants_in_the_round_keeps_its_model():
     method = WeCFL(k=2)
     state, _ = first_round(method)
     updates = [update("a", 1, "cluster-0", 1, 1), update("b", 1, "cluster-0", 0, 0)]
-    after = method.aggregate(state, updates, method.assign(state, updates))
+    after = step_method(method, state, updates)
     np.testing.assert_array_equal(after.bank["cluster-1"].vector, state.bank["cluster-1"].vector)
     assert after.assignment["c"] == 1
 
@@ -432,7 +434,7 @@ def test_newcomer_starts_from_the_common_model():
 
 
 def test_local_step_trains_the_own_centre():
-    sent = WeCFL(k=2).local_update(learner([0]), Download(("cluster-1",), (coin(0, 0),)))
+    sent = WeCFL(k=2).local_update(make_coin_learner([0]), Download(("cluster-1",), (coin(0, 0),)))
     np.testing.assert_allclose(sent.diffs["cluster-1"].vector, [0.5, -0.5])
 
 

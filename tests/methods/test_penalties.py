@@ -45,10 +45,11 @@ from cfl_flare.methods.slots import GLOBAL, travelling, with_parts
 from cfl_flare.models import MLP, FashionCNN, Logistic
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.losses import Pull, Step
-from cfl_flare.training.runtime import Runtime, Split
+from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import run_loop
-from tests.helpers.tiny import LAYOUT, NoLinear, coin, initial, learner, update
+from tests.helpers.refusals import catch_refusal
+from tests.helpers.tiny import LAYOUT, NoLinear, coin, draw_bank, initial, make_coin_learner, make_learner, update
 
 torch.set_num_threads(1)
 
@@ -66,7 +67,7 @@ def after_a_round(bank, weights=(0.5, 0.2, 0.3), own=0) -> ServerState:
     return ServerState(bank, {"p": own}, 1, {"has_centres": True, "common_weights": list(weights)})
 
 
-def received(method, state, participant="p") -> Download:
+def receive_download(method, state, participant="p") -> Download:
     """What arrives at a participant."""
     sent = method.distribute(state, participant)
     slots = (*sent.slots, *sent.to_train)
@@ -74,30 +75,30 @@ def received(method, state, participant="p") -> Download:
     return Task.of(sent, train=True, evaluate=False).download(models)
 
 
-def moved(method, state, worker, participant="p") -> Params:
+def compute_move(method, state, worker, participant="p") -> Params:
     """What a participant's local update adds to the one model that it trains."""
-    (diff,) = method.local_update(worker, received(method, state, participant)).diffs.values()
+    (diff,) = method.local_update(worker, receive_download(method, state, participant)).diffs.values()
     return diff
 
 
 # One local step by hand. With both labels once, (1, 1) has no gradient of its own: only the penalties move it.
 
 BANK = {"cluster-0": coin(1, 1), "cluster-1": coin(3, 5), "cluster-2": coin(-2, 4), GLOBAL: coin(3, 5)}
-EVEN = partial(learner, [0, 1])
+EVEN = partial(make_coin_learner, [0, 1])
 
 
 @pytest.mark.parametrize("cls", CLUSTERING, ids=name_of)
 def test_knowledge_sharing_goes_towards_the_common_model(cls):
     """Thesis Eq. 5.6: -lambda ((1, 1) - (3, 5))."""
     method = cls(k=3, penalties=(KnowledgeSharing(lam=0.25),))
-    np.testing.assert_allclose(moved(method, after_a_round(BANK), EVEN()).vector, [0.5, 1], rtol=1e-6)
+    np.testing.assert_allclose(compute_move(method, after_a_round(BANK), EVEN()).vector, [0.5, 1], rtol=1e-6)
 
 
 @pytest.mark.parametrize("cls", CLUSTERING, ids=name_of)
 def test_pairwise_sharing_goes_towards_the_other_centres_by_their_weights(cls):
     """Thesis Eq. 5.5: -lambda (0.2 ((1, 1) - (3, 5)) + 0.3 ((1, 1) - (-2, 4)))."""
     method = cls(k=3, penalties=(KnowledgeSharing(lam=0.5, pairwise=True),))
-    np.testing.assert_allclose(moved(method, after_a_round(BANK), EVEN()).vector, [-0.25, 0.85], rtol=1e-5)
+    np.testing.assert_allclose(compute_move(method, after_a_round(BANK), EVEN()).vector, [-0.25, 0.85], rtol=1e-5)
 
 
 def test_pairwise_sharing_is_the_sum_of_the_pulls_to_the_others():
@@ -107,7 +108,7 @@ def test_pairwise_sharing_is_the_sum_of_the_pulls_to_the_others():
     pulls = [Pull(0.5 * w, BANK[cluster_slot(k)].vector, places) for k, w in ((0, 0.5), (2, 0.3))]
     start = BANK["cluster-1"]
     expected = EVEN(steps=3, lr=0.5).train(start, pulls) - start
-    np.testing.assert_array_equal(moved(method, state, EVEN(steps=3, lr=0.5)).vector, expected.vector)
+    np.testing.assert_array_equal(compute_move(method, state, EVEN(steps=3, lr=0.5)).vector, expected.vector)
 
 
 @pytest.mark.parametrize(("own", "expected"), [(0, [0.5, 1]), (2, [0, 0])])
@@ -116,7 +117,7 @@ def test_lambda_may_differ_by_cluster(cls, own, expected):
     bank = {**BANK, cluster_slot(own): coin(1, 1), "cluster-1": coin(9, -9)}
     bank[cluster_slot(2 - own)] = coin(7, -7)
     method = cls(k=3, penalties=(KnowledgeSharing(lam=[0.25, 7.0, 0.0]),))
-    np.testing.assert_allclose(moved(method, after_a_round(bank, own=own), EVEN()).vector, expected, rtol=1e-6)
+    np.testing.assert_allclose(compute_move(method, after_a_round(bank, own=own), EVEN()).vector, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
@@ -126,7 +127,7 @@ def test_a_contrast_of_parameters_turns_away_from_the_other_centre(cls, tau):
     bank = {"cluster-0": coin(1, 1), "cluster-1": coin(2, -2), GLOBAL: coin(9, 9)}
     method = cls(k=2, penalties=(Contrastive(mu=3.0, tau=tau),))
     pushed = 3.0 / tau / (1 + np.exp(1 / tau)) * np.array([-0.5, 0.5])
-    np.testing.assert_allclose(moved(method, after_a_round(bank, (0.5, 0.5)), EVEN()).vector, pushed, rtol=1e-5)
+    np.testing.assert_allclose(compute_move(method, after_a_round(bank, (0.5, 0.5)), EVEN()).vector, pushed, rtol=1e-5)
 
 
 @pytest.mark.parametrize("cls", [FedAvg, partial(IFCA, k=1), partial(FeSEM, k=1), partial(WeCFL, k=1)])
@@ -136,20 +137,22 @@ def test_a_proximal_term_pulls_to_the_start(cls):
     state = after_a_round({"cluster-0": coin(0, 0), GLOBAL: coin(0, 0)}, [1.0])
     p0 = 1 / (1 + np.exp(-1.0))
     second = 0.5 + (1 - p0) - 0.5 * 0.5
-    np.testing.assert_allclose(moved(method, state, learner([0], steps=2)).vector, [second, -second], rtol=1e-5)
+    np.testing.assert_allclose(
+        compute_move(method, state, make_coin_learner([0], steps=2)).vector, [second, -second], rtol=1e-5
+    )
 
 
 def test_fedprox_is_fedavg_with_a_proximal_term():
     state = ServerState({GLOBAL: coin(0, 0)})
     one, two = build_method({"method": "fedprox", "mu": 0.5}), FedAvg(penalties=(Proximal(mu=0.5),))
-    vectors = [moved(method, state, learner([0], steps=3)).vector for method in (one, two)]
+    vectors = [compute_move(method, state, make_coin_learner([0], steps=3)).vector for method in (one, two)]
     np.testing.assert_array_equal(*vectors)
 
 
 def test_penalties_add_up():
     penalties = (KnowledgeSharing(lam=0.25), KnowledgeSharing(lam=0.5, pairwise=True))
     method = WeCFL(k=3, penalties=penalties)
-    np.testing.assert_allclose(moved(method, after_a_round(BANK), EVEN()).vector, [0.25, 1.85], rtol=1e-5)
+    np.testing.assert_allclose(compute_move(method, after_a_round(BANK), EVEN()).vector, [0.25, 1.85], rtol=1e-5)
     assert method.label == "wecfl-cks-cks"
 
 
@@ -162,21 +165,17 @@ ROWS = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 def worker_of(make=MAKE, x=ROWS, **settings) -> Learner:
     data = Split.of(x, np.arange(len(x)) % 2)
     defaults = {"lr": 0.3, "momentum": 0.0, "local_steps": 1, "batch_size": len(x)}
-    return Learner(Runtime(make, TrainSettings(**{**defaults, **settings}), 0), "p", data, data, {}, 1)
+    return make_learner(make, data, number=1, **{**defaults, **settings})
 
 
-def bank_of(worker, clusters=3) -> dict[str, Params]:
-    return {**{cluster_slot(k): worker.initial(k) for k in range(clusters)}, GLOBAL: worker.initial(clusters)}
-
-
-def step(penalties, cls=WeCFL, worker=None, k=3) -> Params:
+def compute_penalised_move(penalties, cls=WeCFL, worker=None, k=3) -> Params:
     worker = worker or worker_of()
-    return moved(cls(k=k, penalties=penalties), after_a_round(bank_of(worker, k)), worker)
+    return compute_move(cls(k=k, penalties=penalties), after_a_round(draw_bank(worker, k)), worker)
 
 
 @pytest.mark.parametrize("cls", CLUSTERING, ids=name_of)
 def test_con_and_cks_move_the_head_and_the_backbone_each_by_its_own(cls):
-    plain, con, cks, both = (step(p, cls) for p in ((), CON_CKS[:1], CON_CKS[1:], CON_CKS))
+    plain, con, cks, both = (compute_penalised_move(p, cls) for p in ((), CON_CKS[:1], CON_CKS[1:], CON_CKS))
     for diff, head, backbone in ((both, con, cks), (con, con, plain), (cks, plain, cks)):
         np.testing.assert_array_equal(diff.part("head"), head.part("head"))
         np.testing.assert_array_equal(diff.part("backbone"), backbone.part("backbone"))
@@ -184,7 +183,7 @@ def test_con_and_cks_move_the_head_and_the_backbone_each_by_its_own(cls):
     assert not np.array_equal(cks.part("backbone"), plain.part("backbone"))
 
 
-def images():
+def draw_image_noise():
     return np.random.default_rng(0).normal(size=(12, 1, 8, 8)).astype(np.float32)
 
 
@@ -192,7 +191,8 @@ def images():
 @pytest.mark.parametrize("make", [Contrastive, KnowledgeSharing, partial(KnowledgeSharing, pairwise=True)])
 def test_what_is_out_of_scope_moves_as_without_the_penalty(make, scope):
     plain, held = (
-        step(p, worker=worker_of(partial(FashionCNN, (1, 8, 8), 2), images())) for p in ((), (make(scope=scope),))
+        compute_penalised_move(p, worker=worker_of(partial(FashionCNN, (1, 8, 8), 2), draw_image_noise()))
+        for p in ((), (make(scope=scope),))
     )
     inside = np.zeros(plain.layout.size, bool)
     for place in plain.layout.select(scope):
@@ -204,7 +204,10 @@ def test_what_is_out_of_scope_moves_as_without_the_penalty(make, scope):
 
 @pytest.mark.parametrize("cls", CLUSTERING, ids=name_of)
 def test_a_contrast_of_representations_composes_with(cls):
-    plain, held = step((), cls), step((Contrastive(mu=2.0, on="representations"),), cls)
+    plain, held = (
+        compute_penalised_move((), cls),
+        compute_penalised_move((Contrastive(mu=2.0, on="representations"),), cls),
+    )
     np.testing.assert_array_equal(held.part("head"), plain.part("head"))
     assert not np.array_equal(held.part("backbone"), plain.part("backbone"))
 
@@ -224,7 +227,8 @@ def test_no_penalty_of_clusters_before_there_are_centres(cls, penalty):
     for before in (state, failed):
         assert held.distribute(before, "p") == plain.distribute(before, "p")
         np.testing.assert_array_equal(
-            moved(held, before, learner([0])).vector, moved(plain, before, learner([0])).vector
+            compute_move(held, before, make_coin_learner([0])).vector,
+            compute_move(plain, before, make_coin_learner([0])).vector,
         )
 
 
@@ -233,17 +237,21 @@ def test_no_penalty_of_clusters_before_there_are_centres(cls, penalty):
 def test_no_penalty_of_clusters_for_a_newcomer(cls, penalty):
     plain, held, state = cls(k=3), cls(k=3, penalties=(penalty,)), after_a_round(BANK)
     assert held.distribute(state, "new") == Download((GLOBAL,))
-    np.testing.assert_array_equal(moved(held, state, EVEN(), "new").vector, moved(plain, state, EVEN(), "new").vector)
+    np.testing.assert_array_equal(
+        compute_move(held, state, EVEN(), "new").vector, compute_move(plain, state, EVEN(), "new").vector
+    )
 
 
 @pytest.mark.parametrize("cls", [FeSEM, WeCFL], ids=name_of)
 def test_a_proximal_term_holds_from_the_start(cls):
     state = ServerState({GLOBAL: coin(0, 0)})
-    plain, held = (moved(cls(k=2, penalties=p), state, learner([0], steps=2)) for p in ((), (Proximal(mu=0.5),)))
+    plain, held = (
+        compute_move(cls(k=2, penalties=p), state, make_coin_learner([0], steps=2)) for p in ((), (Proximal(mu=0.5),))
+    )
     np.testing.assert_allclose(held.vector - plain.vector, [-0.25, 0.25], rtol=1e-5)
 
 
-def loop(method, rounds=3, on_round=lambda measured: None, **more):
+def run_penalty_loop(method, rounds=3, on_round=lambda measured: None, **more):
     return run_loop(
         method=method,
         model=MLP((1, 8, 8), 10, hidden=(8,)),
@@ -266,7 +274,7 @@ RUNS = {
 
 @cache
 def without_penalties(name):
-    return loop(RUNS[name](())).state.bank
+    return run_penalty_loop(RUNS[name](())).state.bank
 
 
 @pytest.mark.parametrize(
@@ -277,7 +285,7 @@ def without_penalties(name):
 @pytest.mark.parametrize("name", RUNS)
 def test_whole_runs_in_which_nobody_fails_and_the_penalties_tell(name, penalties):
     failed = []
-    held = loop(RUNS[name](penalties), on_round=lambda measured: failed.append(measured.record["failed"]))
+    held = run_penalty_loop(RUNS[name](penalties), on_round=lambda measured: failed.append(measured.record["failed"]))
     assert failed == [{}] * 3
     assert any(not np.array_equal(held.state.bank[s].vector, m.vector) for s, m in without_penalties(name).items())
 
@@ -291,9 +299,9 @@ def test_penalties_of_no_strength_are_none(cls):
         KnowledgeSharing(lam=0.0),
         KnowledgeSharing(lam=(0, 0), pairwise=True),
     )
-    plain = loop(cls(k=2))
+    plain = run_penalty_loop(cls(k=2))
     for penalties in (nothing[:1], nothing[1:3], nothing[3:]):
-        held = loop(cls(k=2, penalties=penalties))
+        held = run_penalty_loop(cls(k=2, penalties=penalties))
         assert held.state.assignment == plain.state.assignment
         for slot, model in plain.state.bank.items():
             np.testing.assert_array_equal(held.state.bank[slot].vector, model.vector)
@@ -323,10 +331,10 @@ def test_a_stronger_penalty_shows_more(name, scope):
     left = []
     for strength in GRID:
         worker = worker_of(lr=0.05, local_steps=20)
-        method, state = WeCFL(k=3, penalties=(make(strength),)), after_a_round(bank_of(worker))
-        trained = state.bank["cluster-0"] + moved(method, state, worker)
+        method, state = WeCFL(k=3, penalties=(make(strength),)), after_a_round(draw_bank(worker))
+        trained = state.bank["cluster-0"] + compute_move(method, state, worker)
         unit = replace(method, penalties=(make(1.0),))
-        (*terms,) = unit.terms(received(unit, state), "cluster-0")
+        (*terms,) = unit.terms(receive_download(unit, state), "cluster-0")
         left.append(sum(value_of(term, trained, worker) for term in terms))
     assert left == sorted(left, reverse=True)
     assert left[0] - left[-1] > 0.01 * left[0]
@@ -403,7 +411,7 @@ def in_the_middle(method, **schedule) -> Server:
     return Server(method, CNN, people, ServerSettings(5, **{"evaluate_every": 9, **schedule}), state)
 
 
-def size(slot: str) -> int:
+def count_bytes(slot: str) -> int:
     whole, _, part = slot.partition(":")
     return sum(
         array.nbytes
@@ -437,7 +445,7 @@ def test_each_part_travels_once_to_a_site_and_is_counted(penalties, first, secon
         assert set(travelling(slot for n in by_site[site] for slot in orders[n].slots)) == set(expected)
     server.round.fail(list("abcd"), "power cut")
     server.finish_round()
-    assert server.progress.record["bytes_down"] == sum(size(slot) for slot in (*first, *second))
+    assert server.progress.record["bytes_down"] == sum(count_bytes(slot) for slot in (*first, *second))
 
 
 @pytest.mark.parametrize("penalties", [(), *TRAVEL], ids=repr)
@@ -535,12 +543,12 @@ def test_ifca_keeps_no_common_model_without_penalties():
 @pytest.mark.parametrize("penalty", [*KINDS, REPRESENTATIONS], ids=repr)
 def test_the_numbers_of_the_clusters_do_not_matter(penalty):
     method, weights = WeCFL(k=3, penalties=(penalty,)), np.array([0.5, 0.2, 0.3])
-    bank = bank_of(worker_of())
-    first = moved(method, after_a_round(bank, weights), worker_of())
+    bank = draw_bank(worker_of())
+    first = compute_move(method, after_a_round(bank, weights), worker_of())
     for order in permutations(range(3)):  # cluster k is called order[k]
         renamed = {cluster_slot(order[k]): bank[cluster_slot(k)] for k in range(3)}
         state = after_a_round({**bank, **renamed}, weights[np.argsort(order)], own=order[0])
-        np.testing.assert_allclose(moved(method, state, worker_of()).vector, first.vector, atol=1e-6)
+        np.testing.assert_allclose(compute_move(method, state, worker_of()).vector, first.vector, atol=1e-6)
 
 
 # Refusals, and the way through a job
@@ -596,17 +604,13 @@ BAD = {
 CASES = [(name, settings, says) for name, cases in BAD.items() for settings, says in cases]
 
 
-def refusal(make) -> str:
-    with pytest.raises(ConfigError) as refused:
-        make()
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
+catch_config_error = partial(catch_refusal, error=ConfigError)
 
 
 @pytest.mark.parametrize(("name", "settings", "says"), CASES, ids=lambda value: str(value)[:40])
 def test_a_wrong_value_is_refused_by_name(name, settings, says):
     spec = {"method": "wecfl", "k": 2, "penalties": [{"penalty": name, **settings}]}
-    assert refusal(lambda: build_method(spec)).startswith(f"penalty {name}: {says}")
+    assert catch_config_error(lambda: build_method(spec)).startswith(f"penalty {name}: {says}")
 
 
 @pytest.mark.parametrize(
@@ -627,22 +631,22 @@ def test_a_wrong_value_is_refused_by_name(name, settings, says):
     ids=repr,
 )
 def test_what_is_no_penalty_is_refused(spec, says):
-    assert says in refusal(lambda: build_penalty(spec))
+    assert says in catch_config_error(lambda: build_penalty(spec))
 
 
 @pytest.mark.parametrize("penalties", ["proximal", {"penalty": "proximal"}, 3, None, Proximal()], ids=repr)
 def test_what_is_no_list_of_penalties_is_refused(penalties):
     says = f"method wecfl: penalties = {penalties!r} should be a list of penalties"
-    assert refusal(lambda: build_method({"method": "wecfl", "k": 2, "penalties": penalties})) == says
-    assert refusal(lambda: WeCFL(k=2, penalties=[penalties] if penalties != Proximal() else Proximal())).endswith(
-        "should be a list of penalties"
-    )
+    assert catch_config_error(lambda: build_method({"method": "wecfl", "k": 2, "penalties": penalties})) == says
+    assert catch_config_error(
+        lambda: WeCFL(k=2, penalties=[penalties] if penalties != Proximal() else Proximal())
+    ).endswith("should be a list of penalties")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "finetune"])
 @pytest.mark.parametrize("penalty", ["contrastive", "knowledge_sharing"])
 def test_a_penalty_of_clusters_needs_clusters(method, penalty):
-    line = refusal(lambda: build_method({"method": method, "penalties": [{"penalty": penalty}]}))
+    line = catch_config_error(lambda: build_method({"method": method, "penalties": [{"penalty": penalty}]}))
     there = "ifca, fesem or wecfl, with k >= 1, or your own that declares the trait shares_centres"
     assert line == f"penalty {penalty}: needs a method with clusters: {there}"
 
@@ -675,7 +679,9 @@ def test_a_penalty_of_clusters_needs_clusters(method, penalty):
 )
 @pytest.mark.parametrize("penalty", ["proximal", "contrastive", "knowledge_sharing"])
 def test_methods_that_take_no_penalties(spec, says, penalty):
-    assert refusal(lambda: build_method({**spec, "penalties": [{"penalty": penalty}]})).startswith(says.format(penalty))
+    assert catch_config_error(lambda: build_method({**spec, "penalties": [{"penalty": penalty}]})).startswith(
+        says.format(penalty)
+    )
 
 
 def test_local_takes_an_empty_list():
@@ -698,7 +704,7 @@ def test_a_model_without_the_part_is_refused_before_a_round(model, penalty, sett
     method = WeCFL(k=2, cluster_on="all", penalties=(penalty,))
     layout = Layout.of(model)
     for whole in (method, CAM(base=method), Ensemble(parts=(FedAvg(), method))):
-        line = refusal(partial(whole.check, layout))
+        line = catch_config_error(partial(whole.check, layout))
         assert line.startswith(f"penalty {penalty.name}: {setting} does not fit the model: the model has no ")
 
 
@@ -741,13 +747,13 @@ def test_a_penalty_of_ones_own_goes_by_its_class_path_past_the_sites_policy():
     method = build_method(spec, asked.append)
     assert asked == [f"{HERE}.Shrink"]
     assert method.label == "fedavg-shr"
-    worker = learner([0, 1])
-    np.testing.assert_allclose(moved(method, ServerState({GLOBAL: coin(1, 1)}), worker).vector, [-0.5, -0.5])
+    worker = make_coin_learner([0, 1])
+    np.testing.assert_allclose(compute_move(method, ServerState({GLOBAL: coin(1, 1)}), worker).vector, [-0.5, -0.5])
 
     def refuse(path):
         raise ConfigError(f"{path} is not allowed here")
 
-    assert refusal(lambda: build_method(spec, refuse)) == f"{HERE}.Shrink is not allowed here"
+    assert catch_config_error(lambda: build_method(spec, refuse)) == f"{HERE}.Shrink is not allowed here"
 
 
 # The command line

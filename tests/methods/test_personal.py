@@ -28,30 +28,31 @@ from cfl_flare.training.runtime import Runtime
 from cfl_flare.training.runtime import Split as Samples
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import run_loop
-from tests.helpers.play import assert_same_models, moved, play, sent, streams_of
-from tests.helpers.tiny import coin, update
-from tests.helpers.tiny import learner as coin_learner
-from tests.methods.test_ifca_wecfl import SPLIT, Split, split
+from tests.helpers.play import assert_same_bank, list_answered_slots, list_sent_slots, play_rounds, streams_of
+from tests.helpers.tiny import coin, make_learner, update
+from tests.helpers.tiny import make_coin_learner as coin_learner
+from tests.methods.test_ifca_wecfl import SPLIT, Split, make_split_model
 
 G = 1 / (1 + np.exp(2.0))  # 1 - p0 of the logits (1, -1)
 
 
-def learner(memory: dict[str, Params] | None = None, steps: int = 1, seed: int = 0, **more) -> Learner:
+def make_split_learner(memory: dict[str, Params] | None = None, steps: int = 1, seed: int = 0, **more) -> Learner:
     """A participant with one sample, x = 1 of label 0, and Split's three weights."""
-    work = Runtime(Split, TrainSettings(**{"lr": 1.0, "momentum": 0.0, "local_steps": steps, **more}), seed)
     samples = Samples.of(np.ones((1, 1), np.float32), np.array([0]))
-    return Learner(work, "p", samples, samples, {} if memory is None else memory)
+    return make_learner(Split, samples, memory, seed, **{"lr": 1.0, "momentum": 0.0, "local_steps": steps, **more})
 
 
 def backbone(value: float) -> Params:
-    return split(value, 0, 0).take(SPLIT.backbone)
+    return make_split_model(value, 0, 0).take(SPLIT.backbone)
 
 
-def head(a: float, b: float) -> Params:
-    return split(0, a, b).take(SPLIT.head)
+def make_split_head(a: float, b: float) -> Params:
+    return make_split_model(0, a, b).take(SPLIT.head)
 
 
-def loop(method: Method, participants: int = 4, rounds: int = 3, folder=None, partition="label_permutation", **more):
+def run_personal_loop(
+    method: Method, participants: int = 4, rounds: int = 3, folder=None, partition="label_permutation", **more
+):
     """A run on digits, and each round's loss of each participant."""
     losses = []
     server = run_loop(
@@ -69,7 +70,7 @@ def loop(method: Method, participants: int = 4, rounds: int = 3, folder=None, pa
 
 def test_fedper_trains_the_global_backbone_and_its_own_head_and_keeps_the_head():
     """Logits (1, -1) on label 0: their gradient is (-g, g), the backbone's -g * 1 + g * -1, the head's that times 1."""
-    work = learner({"head": head(1, -1)})
+    work = make_split_learner({"head": make_split_head(1, -1)})
     done = FedPer().local_update(work, Download(("backbone",), (backbone(1),)))
     assert done.diffs.keys() == {"backbone"}
     np.testing.assert_allclose(done.diffs["backbone"].vector, [2 * G], rtol=1e-5)
@@ -78,7 +79,7 @@ def test_fedper_trains_the_global_backbone_and_its_own_head_and_keeps_the_head()
 
 
 def test_fedper_s_first_head_is_that_of_the_seed_and_it_predicts_with_its_own():
-    work = learner()
+    work = make_split_learner()
     start = work.initial(0)
     download = Download(("backbone",), (backbone(5),))
     np.testing.assert_array_equal(FedPer().serve(work, download).vector, [5, *start.vector[1:]])
@@ -89,7 +90,7 @@ def test_fedper_s_first_head_is_that_of_the_seed_and_it_predicts_with_its_own():
 
 
 def test_fedbabu_trains_the_backbone_under_the_seed_s_head():
-    work = learner(steps=2, momentum=0.9, weight_decay=0.1, keep_momentum=True)
+    work = make_split_learner(steps=2, momentum=0.9, weight_decay=0.1, keep_momentum=True)
     a, b = work.initial(0).vector[1:]
     done = FedBABU().local_update(work, Download(("backbone",), (backbone(1),)))
     value, speed = 1.0, 0.0
@@ -104,7 +105,7 @@ def test_fedbabu_trains_the_backbone_under_the_seed_s_head():
 
 
 def test_fedbabu_fine_tunes_the_whole_model_before_it_predicts():
-    work = learner()
+    work = make_split_learner()
     download = Download(("backbone",), (backbone(1),))
     (tuned,) = Served.of(FedBABU().predictor(work, download)).models
     np.testing.assert_array_equal(tuned.vector, work.train(FedBABU().serve(work, download), purpose="finetune").vector)
@@ -116,7 +117,7 @@ def test_fedbabu_fine_tunes_the_whole_model_before_it_predicts():
 
 @pytest.mark.parametrize("method", [FedPer(), FedBABU()], ids=lambda m: m.name)
 def test_server_averages_backbones_and_leaves_the_head(method):
-    state = method.start(lambda i: split(1, 2, 3))
+    state = method.start(lambda i: make_split_model(1, 2, 3))
     updates = [Update("a", 3, {"backbone": backbone(1)}), Update("b", 1, {"backbone": backbone(5)})]
     for order in (updates, updates[::-1]):
         after = method.aggregate(state, order, {})
@@ -130,10 +131,10 @@ def test_server_averages_backbones_and_leaves_the_head(method):
 
 @pytest.mark.parametrize("method", [FedPer(), FedBABU()], ids=lambda m: m.name)
 def test_only_backbones_travel(method):
-    rounds = play(method, 2)
+    rounds = play_rounds(method, 2)
     size = 4 * (64 * 8 + 8)
     for one in rounds[:2]:
-        assert sent(one) == moved(one) == {("backbone",)}
+        assert list_sent_slots(one) == list_answered_slots(one) == {("backbone",)}
         assert {a.update.diffs["backbone"].layout.nbytes for a in one.answers.values()} == {size}
     assert (rounds[0].record["bytes_down"], rounds[0].record["bytes_up"]) == (size, 6 * size)
     remembered = {"head"} if method.name == "fedper" else set()
@@ -141,8 +142,8 @@ def test_only_backbones_travel(method):
 
 
 def test_fedper_of_one_participant_is_local_training():
-    _, alone = loop(Local(), 1, partition="iid")
-    _, losses = loop(FedPer(), 1, partition="iid")
+    _, alone = run_personal_loop(Local(), 1, partition="iid")
+    _, losses = run_personal_loop(FedPer(), 1, partition="iid")
     assert [one.keys() for one in losses] == [one.keys() for one in alone]
     for one, other in zip(losses, alone):
         np.testing.assert_allclose(list(one.values()), list(other.values()), rtol=1e-5)
@@ -151,8 +152,8 @@ def test_fedper_of_one_participant_is_local_training():
 def test_a_penalty_holds_fedper_s_whole_model_near_where_it_started():
     """The second step from (1 + 2g, 1 + g, -1 - g) is pulled back by mu * (2g, g, -g)."""
     download = Download(("backbone",), (backbone(1),))
-    start = split(1, 1, -1)
-    one, plain, held = (learner({"head": head(1, -1)}, steps=n) for n in (1, 2, 2))
+    start = make_split_model(1, 1, -1)
+    one, plain, held = (make_split_learner({"head": make_split_head(1, -1)}, steps=n) for n in (1, 2, 2))
     FedPer().local_update(one, download)
     FedPer().local_update(plain, download)
     FedPer(penalties=[Proximal(mu=0.4)]).local_update(held, download)
@@ -179,14 +180,14 @@ def test_ditto_serves_the_global_model_to_those_who_have_none_of_their_own():
 
 
 def test_ditto_without_its_pull_is_fedavg_and_local_training_side_by_side():
-    fedavg, _ = loop(FedAvg())
+    fedavg, _ = run_personal_loop(FedAvg())
     with streams_of("personal."):
-        _, alone = loop(Local())
-    ditto, losses = loop(Ditto(lam=0.0))
-    assert_same_models(ditto.state.bank, fedavg.state.bank)
+        _, alone = run_personal_loop(Local())
+    ditto, losses = run_personal_loop(Ditto(lam=0.0))
+    assert_same_bank(ditto.state.bank, fedavg.state.bank)
     assert losses == alone
-    pulled, closer = loop(Ditto(lam=1.0))
-    assert_same_models(pulled.state.bank, fedavg.state.bank)
+    pulled, closer = run_personal_loop(Ditto(lam=1.0))
+    assert_same_bank(pulled.state.bank, fedavg.state.bank)
     assert closer != alone
 
 
@@ -207,7 +208,7 @@ def test_ditto_fine_tunes_its_own_model_and_forgets_it():
 
 @pytest.mark.parametrize("method", [FedPer(), FedBABU(), Ditto()], ids=lambda m: m.name)
 def test_what_a_run_leaves_can_be_loaded(tmp_path, method):
-    server, losses = loop(method, folder=tmp_path)
+    server, losses = run_personal_loop(method, folder=tmp_path)
     model = load_model(tmp_path, participant=None if method.name != "fedper" else "p0")
     bank = server.state.bank
     kept = bank["backbone"] if "backbone" in bank else bank["global"].take(bank["global"].layout.backbone)
@@ -218,9 +219,9 @@ def test_what_a_run_leaves_can_be_loaded(tmp_path, method):
 
 
 def test_fedbabu_s_head_is_the_seed_s_for_ever(tmp_path):
-    one, two = (loop(FedBABU(), rounds=n, weight_decay=0.01)[0] for n in (1, 3))
+    one, two = (run_personal_loop(FedBABU(), rounds=n, weight_decay=0.01)[0] for n in (1, 3))
     np.testing.assert_array_equal(one.state.bank["head"].vector, two.state.bank["head"].vector)
-    other = loop(FedBABU(), rounds=1, seed=4)[0]
+    other = run_personal_loop(FedBABU(), rounds=1, seed=4)[0]
     assert not np.array_equal(one.state.bank["head"].vector, other.state.bank["head"].vector)
     site_side = Runtime(lambda: MLP((1, 8, 8), 10, hidden=(8,)), TrainSettings(), 3).initial(0)
     np.testing.assert_array_equal(one.state.bank["head"].vector, site_side.take(site_side.layout.head).vector)

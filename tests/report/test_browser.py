@@ -13,7 +13,7 @@ from cfl_flare.report.write import run_report, write
 from cfl_flare.results.curves import Curve, Curves, save_curves
 from cfl_flare.results.run_dir import load_run
 from tests.helpers import made
-from tests.report.test_study import hostile as hostile_study
+from tests.report.test_study import write_hostile_study as hostile_study
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -47,8 +47,8 @@ def browser():
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    made.run(folder / "a", NAMES, rounds=12)
-    made.features(folder / "a", NAMES)
+    made.write_run(folder / "a", NAMES, rounds=12)
+    made.write_features(folder / "a", NAMES)
     lines = (folder / "a" / "rounds.jsonl").read_text().splitlines()
     by_k = {str(k): {"gap": 0.1 * k, "deviations": 2.0, "stability": 1.0} for k in (1, 2, 3)}
     lines[3] = json.dumps(
@@ -124,8 +124,8 @@ def test_the_keyboard_reaches_plots_and_tables(opened, report):
 
 def test_the_pointer_shows_a_name_as_text(opened, tmp_path):
     """Names that would be a script's, an element's or an expression's, in every place that shows names."""
-    made.run(tmp_path / "a", made.HOSTILE, label=made.HOSTILE[0], measure="</script><b>")
-    made.features(tmp_path / "a", made.HOSTILE)
+    made.write_run(tmp_path / "a", made.HOSTILE, label=made.HOSTILE[0], measure="</script><b>")
+    made.write_features(tmp_path / "a", made.HOSTILE)
     page = opened(write(run_report(load_run(tmp_path / "a")), tmp_path / "report.html"))
     seen = page.evaluate(LOOK)
     assert seen["drawn"] == seen["figures"] == 7 and all(seen["marks"])
@@ -149,9 +149,9 @@ def test_a_click_on_the_legend_leaves_one_line_in_full_colour(opened, report):
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    folder = made.study(tmp_path_factory.mktemp("study") / "a", NAMES, ("one for all", "groups", "other groups"))
-    searched = made.run(folder / "number-of-clusters", NAMES)
+def study_page(tmp_path_factory):
+    folder = made.write_study(tmp_path_factory.mktemp("study") / "a", NAMES, ("one for all", "groups", "other groups"))
+    searched = made.write_run(folder / "number-of-clusters", NAMES)
     lines = (searched / "rounds.jsonl").read_text().splitlines()
     by_k = {str(k): {"gap": 0.1 * k, "deviations": 2.0, "stability": 1.0} for k in (1, 2, 3)}
     lines[2] = json.dumps(
@@ -161,12 +161,12 @@ def study(tmp_path_factory):
         }
     )
     (searched / "rounds.jsonl").write_text("\n".join(lines) + "\n")
-    made.run(folder / "c1", NAMES)
+    made.write_run(folder / "c1", NAMES)
     return write(study_report(folder), folder / "report.html")
 
 
-def test_a_study_is_drawn_named_and_fits_a_phone(opened, study):
-    page = opened(study, viewport={"width": 400, "height": 800})
+def test_a_study_is_drawn_named_and_fits_a_phone(opened, study_page):
+    page = opened(study_page, viewport={"width": 400, "height": 800})
     page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
     seen = page.evaluate(LOOK)
     assert seen["drawn"] == seen["figures"] == 6 and all(seen["marks"]) and seen["unnamed"] == 0
@@ -175,8 +175,8 @@ def test_a_study_is_drawn_named_and_fits_a_phone(opened, study):
     assert len({*page.evaluate(shapes)}) >= 3  # what is said of a hospital is a shape, too
 
 
-def test_a_study_in_the_dark_and_on_paper(opened, study):
-    page = opened(study, color_scheme="dark")
+def test_a_study_in_the_dark_and_on_paper(opened, study_page):
+    page = opened(study_page, color_scheme="dark")
     seen = page.evaluate(LOOK)
     assert seen["ink"] == seen["label"] == "rgb(230, 232, 235)"
     page.emulate_media(media="print", color_scheme="dark")
@@ -200,7 +200,7 @@ def test_hostile_names_in_a_study_are_text(opened, tmp_path):
 
 
 def test_curves_are_drawn(opened, tmp_path):
-    folder = made.run(tmp_path / "a", NAMES)
+    folder = made.write_run(tmp_path / "a", NAMES)
     own = Curve(3, 3, 120, 1, 0.9, [(0.0, 0.0), (0.2, 0.9), (1.0, 1.0)], [(0.1, 0.2, 80), (0.7, 0.9, 40)])
     save_curves(folder, Curves(2, 1, 1, 1, {"all": own, "cluster-1": own}))
     page = opened(write(run_report(load_run(folder)), folder / "report.html"), viewport={"width": 400, "height": 800})
@@ -212,7 +212,7 @@ def test_curves_are_drawn(opened, tmp_path):
 
 
 def test_a_comparison_is_drawn(opened, tmp_path):
-    runs = [load_run(made.run(tmp_path / name, NAMES, label=name)) for name in ("a", "b", "</script>")[:2]]
+    runs = [load_run(made.write_run(tmp_path / name, NAMES, label=name)) for name in ("a", "b", "</script>")[:2]]
     page = opened(write(comparison_report(runs, tmp_path), tmp_path / "report.html"))
     seen = page.evaluate(LOOK)
     assert seen["drawn"] == seen["figures"] == 5 and all(seen["marks"])

@@ -40,7 +40,7 @@ def make_run(folder: Path, slots: tuple[str, ...] = ("global", "cluster-0", "clu
         | {"served_accuracy": ACCURACY[name]}
         for name in SAMPLES
     ]
-    made.run(folder, ["a", "b", "c", "d"])
+    made.write_run(folder, ["a", "b", "c", "d"])
     made.change(folder, **{"participants": people, "final": FINAL, **facts})
     for slot in slots:
         save_arrays(folder / "clusters" / f"{slot}.safetensors", {"weight": np.ones(3, np.float32)}, {"slot": slot})
@@ -49,15 +49,15 @@ def make_run(folder: Path, slots: tuple[str, ...] = ("global", "cluster-0", "clu
 
 @pytest.fixture(autouse=True)
 def make_clusters_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `made.run` make the folder of models also."""
-    write = made.run
+    """Let `made.write_run` make the folder of models also."""
+    write = made.write_run
 
     def write_with_models(folder: Path, *arguments: Any, **more: Any) -> Path:
         write(folder, *arguments, **more)
         (folder / "clusters").mkdir()
         return folder
 
-    monkeypatch.setattr(made, "run", write_with_models)
+    monkeypatch.setattr(made, "write_run", write_with_models)
 
 
 def read_card(run: Path, slot: str) -> tuple[dict[str, Any], str]:
@@ -157,7 +157,7 @@ def test_a_real_run_has_all_facts(tmp_path, capfd):
 
 
 def test_a_study_s_card_is_the_chosen_candidate_s(tmp_path):
-    folder = made.study(tmp_path / "study", ["north", "south"])
+    folder = made.write_study(tmp_path / "study", ["north", "south"])
     study = json.loads((folder / "study.json").read_text())
     study["verdict"] |= {
         "tested": {"c0": 0.7, "c1": 0.8},
@@ -338,14 +338,14 @@ def test_a_damaged_run_has_one_error(tmp_path, capsys, harm, said):
 
 
 def test_an_unfinished_study_has_one_error(tmp_path, capsys):
-    folder = made.study(tmp_path / "study", ["north", "south"])
+    folder = made.write_study(tmp_path / "study", ["north", "south"])
     made.change(folder, "study.json", verdict=None)
     assert main(["card", str(folder)]) == 2
     assert "start it again, and it goes on" in capsys.readouterr().err
 
 
 def test_a_study_names_no_folder_outside(tmp_path, capsys):
-    folder = made.study(tmp_path / "study", ["north", "south"])
+    folder = made.write_study(tmp_path / "study", ["north", "south"])
     study = json.loads((folder / "study.json").read_text())
     study["verdict"]["chosen"]["name"] = "../other"
     (folder / "study.json").write_text(json.dumps(study))

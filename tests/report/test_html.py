@@ -78,8 +78,8 @@ def test_each_name_is_shown_once_and_none_is_every_objects(names):
     assert len(found) == len(names) == len({*found}) and not {"toString", "__proto__"} & {*found}
 
 
-def hostile(folder: Path) -> Path:
-    made.run(
+def write_hostile_run(folder: Path) -> Path:
+    made.write_run(
         folder,
         made.HOSTILE,
         measure="</script><b>",
@@ -90,7 +90,7 @@ def hostile(folder: Path) -> Path:
         label=made.HOSTILE[0],
         stopped=made.HOSTILE[1],
     )
-    made.features(folder, made.HOSTILE)
+    made.write_features(folder, made.HOSTILE)
     return folder
 
 
@@ -110,14 +110,14 @@ def only_text(page: str) -> Elements:
 
 
 def test_hostile_names_are_text_everywhere(tmp_path):
-    hostile(tmp_path / "a")
+    write_hostile_run(tmp_path / "a")
     text = run_report(load_run(tmp_path / "a"))
     elements = only_text(text)
     assert "49" not in "".join(body for _, body in elements.of("th"))  # {{7*7}} is no template
 
 
 def test_the_policy_allows_the_two_scripts_and_nothing_else(tmp_path):
-    text = run_report(load_run(made.run(tmp_path / "a", NAMES)))
+    text = run_report(load_run(made.write_run(tmp_path / "a", NAMES)))
     elements = Elements(text)
     (policy,) = [
         attrs["content"] for attrs, _ in elements.of("meta") if attrs.get("http-equiv") == "Content-Security-Policy"
@@ -136,7 +136,7 @@ def _hash(body: str) -> str:
 
 
 def test_numbers_that_are_none_do_not_stop_a_report(tmp_path):
-    folder = made.run(tmp_path / "a", NAMES, rejected=[1], versions="x", training=3, data=[], model="m")
+    folder = made.write_run(tmp_path / "a", NAMES, rejected=[1], versions="x", training=3, data=[], model="m")
     summary = json.loads((folder / "summary.json").read_text())
     summary["participants"][0] |= {"served_accuracy": math.nan, "samples": "many", "cluster": "x"}
     summary["participants"][1] |= {"served_accuracy": "high", "cluster": -1}
@@ -165,8 +165,8 @@ def test_a_real_run_has_all_its_parts(tmp_path, method):
 
 def test_a_run_of_500_participants_and_200_rounds_fits(tmp_path):
     names = [f"{'hospital-' * 5}{i}" for i in range(500)]
-    folder = made.run(tmp_path / "a", names, rounds=200, k=12)
-    made.features(folder, names, k=12)
+    folder = made.write_run(tmp_path / "a", names, rounds=200, k=12)
+    made.write_features(folder, names, k=12)
     view = View(load_run(folder))
     notes = [note for make in SECTIONS if (section := make(view)) is not None for note in section.notes]
     text = run_report(load_run(folder))
@@ -193,7 +193,7 @@ def test_a_report_that_cannot_be_made_fails_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(vega, "MAKE", "raise SystemExit('no engine here')")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     vega.script.cache_clear()
-    why = try_to_write(made.run(tmp_path / "a", NAMES))
+    why = try_to_write(made.write_run(tmp_path / "a", NAMES))
     assert "no engine here" in why and "cfl-flare report" in why and not (tmp_path / "a" / REPORT).exists()
 
 
@@ -202,7 +202,7 @@ def test_a_report_that_cannot_be_made_fails_no_run(tmp_path, monkeypatch):
 
 def several(folder: Path) -> Path:
     for name, gain in (("a", 0.0), ("b", 0.1)):
-        made.run(folder / name, NAMES, label=name)
+        made.write_run(folder / name, NAMES, label=name)
         summary = json.loads((folder / name / "summary.json").read_text())
         for own in summary["participants"]:
             own["served_accuracy"] += gain

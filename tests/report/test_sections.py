@@ -42,22 +42,22 @@ from tests.helpers.tiny import rounds
 NAMES = [f"p{i}" for i in range(6)]
 
 
-def view(folder: Path) -> View:
+def view_run(folder: Path) -> View:
     return View(load_run(folder))
 
 
 def test_the_result_has_its_interval_or_claims_nothing(tmp_path):
-    folder = made.run(tmp_path / "a", NAMES)
-    (plain, *rest) = head(view(folder)).text
+    folder = made.write_run(tmp_path / "a", NAMES)
+    (plain, *rest) = head(view_run(folder)).text
     assert "accuracy is 0.750 on average over 6 participants" in plain
     assert "No interval was measured" in plain and "claims nothing" in plain and not rest
     change(folder, intervals={"served_accuracy": [0.7, 0.8]})
-    sure, caution = head(view(folder)).text
+    sure, caution = head(view_run(folder)).text
     assert "lie from 0.700 to 0.800" in sure and "claims nothing" not in sure and "another seed" in caution
 
 
 def test_whose_share_of_a_mean_was_lowered_is_said(tmp_path):
-    run = load_run(made.run(tmp_path / "a", NAMES))
+    run = load_run(made.write_run(tmp_path / "a", NAMES))
     lowered = {"lowered_shares": {"p0": [0.4, 0.3333], "p4": [0.517, 0.3333]}}
     shown = head(View(replace(run, rounds=[{**run.rounds[0], **lowered}, *run.rounds[1:]]))).text
     assert "lowered some in 1 of 3 rounds: p4 (51.7 % to 33.3 %), p0 (40.0 % to 33.3 %)." in shown[-1]
@@ -68,7 +68,7 @@ def test_whose_share_of_a_mean_was_lowered_is_said(tmp_path):
 
 
 def test_a_script_s_run_shows_its_steps_and_nothing_that_cfl_flare_did_not_do(tmp_path):
-    folder = made.run(tmp_path / "run", NAMES, train_script="client.py")
+    folder = made.write_run(tmp_path / "run", NAMES, train_script="client.py")
     summary = json.loads((folder / "summary.json").read_text())
     people = [{**one, "steps": one.pop("samples") + 0.5} for one in summary["participants"]]
     del people[-1]["steps"]  # its script reports none
@@ -86,30 +86,30 @@ def test_a_script_s_run_shows_its_steps_and_nothing_that_cfl_flare_did_not_do(tm
 
 
 def test_participants_stand_by_cluster_and_the_undefined_are_named(tmp_path):
-    folder = made.run(tmp_path / "a", NAMES)
+    folder = made.write_run(tmp_path / "a", NAMES)
     summary = json.loads((folder / "summary.json").read_text())
     people = summary["participants"][::-1]
     del people[0]["served_accuracy"]  # p5
     change(folder, participants=people, metric={"name": "accuracy", "mode": "max"})
-    (plot,) = participants(view(folder)).plots
+    (plot,) = participants(view_run(folder)).plots
     points = plot.spec["data"]["values"]
     order = [4, 2, 0, 3, 1]  # cluster 0, then cluster 1, as the summary has them
     assert [(p["name"], p["v"]) for p in points] == [(f"p{i}", float(f"{0.5 + i / 12:.4g}")) for i in order]
     assert [row[0] for row in plot.table.rows] == ["p4", "p2", "p0", "p3", "p1", "p5"]
     assert "Intervals overlap: nobody is told apart as worst or best." in plot.text
     assert plot.table.rows[5][3] == "not defined" and plot.table.rows[2][4] == "0.400 to 0.600"
-    (note,) = participants(view(folder)).notes
+    (note,) = participants(view_run(folder)).notes
     assert "1 of 6: p5." in note
     people[1]["intervals"]["served_accuracy"] = [0.8, 0.8]
     change(folder, participants=people)
-    assert "without width is no certainty" in participants(view(folder)).notes[1]
+    assert "without width is no certainty" in participants(view_run(folder)).notes[1]
     ends = {"p0": [0.4, 0.45], "p1": [0.5, 0.7], "p2": [0.6, 0.7], "p3": [0.7, 0.9], "p4": [0.8, 0.9]}
     for person in people[1:]:
         person["intervals"]["served_accuracy"] = ends[person["name"]]
     change(folder, participants=people)
-    assert "p0 is the worst. Its interval lies beyond all others." in participants(view(folder)).plots[0].text
+    assert "p0 is the worst. Its interval lies beyond all others." in participants(view_run(folder)).plots[0].text
     change(folder, metric={"name": "accuracy", "mode": "min"})
-    assert "p0 is the best. Its" in participants(view(folder)).plots[0].text
+    assert "p0 is the best. Its" in participants(view_run(folder)).plots[0].text
 
 
 def test_few_benign_cases_make_no_hospital_the_worst(tmp_path):
@@ -128,11 +128,11 @@ def test_few_benign_cases_make_no_hospital_the_worst(tmp_path):
         people.append({"name": name, "group": None, "samples": 60, "cluster": 0, **served})
         people[-1]["intervals"] = {f"served_{m}": pair for m, pair in ends.items()}
         counts[name] = [count if count >= 10 or not count else None for count in (benign, 60 - benign)]
-    folder = made.run(tmp_path / "a", names, k=1, measure="macro_f1")
+    folder = made.write_run(tmp_path / "a", names, k=1, measure="macro_f1")
     change(folder, participants=people, test_classes=counts)
     raw = {person["name"]: person["served_macro_f1"] for person in people}
     assert min(raw.values()) < 0.5 < max(raw.values()) - 0.25  # by chance, as the model is the same
-    section = participants(view(folder))
+    section = participants(view_run(folder))
     (plot,) = section.plots
     assert "Intervals overlap: nobody is told apart as worst or best." in plot.text
     assert (
@@ -152,13 +152,13 @@ def test_few_benign_cases_make_no_hospital_the_worst(tmp_path):
 
 
 def test_nobody_measured_is_no_section(tmp_path):
-    folder = made.run(tmp_path / "a", NAMES)
+    folder = made.write_run(tmp_path / "a", NAMES)
     change(folder, metric={"name": "dice", "mode": "max"})
-    assert participants(view(folder)) is None and convergence(view(folder)) is None
+    assert participants(view_run(folder)) is None and convergence(view_run(folder)) is None
 
 
 def test_convergence_has_the_mean_each_cluster_and_the_worst(tmp_path):
-    (plot,) = convergence(view(made.run(tmp_path / "a", NAMES))).plots
+    (plot,) = convergence(view_run(made.write_run(tmp_path / "a", NAMES))).plots
     assert plot.table.columns == ("round", "all", "cluster-0", "cluster-1", "lowest of a participant")
     assert plot.table.rows[2] == ["3", "0.502", "0.502", "0.512", "0.402"]
     dashes = plot.spec["encoding"]["strokeDash"]["scale"]
@@ -168,7 +168,7 @@ def test_convergence_has_the_mean_each_cluster_and_the_worst(tmp_path):
 
 def test_moves_are_counted_over_all_rounds(tmp_path):
     names = [f"p{i}" for i in range(100)]
-    section = moves(view(made.run(tmp_path / "a", names, rounds=60)))
+    section = moves(view_run(made.write_run(tmp_path / "a", names, rounds=60)))
     (plot,) = section.plots
     assert plot.text.startswith("1 of 100 participants changed")
     by_name = {row[0]: row[1:] for row in plot.table.rows}
@@ -178,15 +178,15 @@ def test_moves_are_counted_over_all_rounds(tmp_path):
 
 
 def test_similarities_come_from_the_last_features_that_were_kept(tmp_path):
-    folder = made.run(tmp_path / "a", NAMES)
-    section = who(view(folder))  # none yet: shares of rounds
+    folder = made.write_run(tmp_path / "a", NAMES)
+    section = who(view_run(folder))  # none yet: shares of rounds
     assert "same cluster" in section.text[0] and len(section.plots) == 1
     names = [n["name"] for n in section.plots[0].spec["datasets"]["names"]]
     assert names == ["p0", "p2", "p4", "p1", "p3", "p5"]  # by cluster
     cells = [row["v"] for row in section.plots[0].spec["data"]["values"]]
     assert cells[0][:4] == [1.0, 1.0, 1.0, 0.0] and cells[5] == [0.667, 0.667, 0.667, 0.333, 0.333, 1.0]
-    made.features(folder, NAMES)
-    section = who(view(folder))
+    made.write_features(folder, NAMES)
+    section = who(view_run(folder))
     assert "of round 3" in section.text[0]
     (matrix,) = section.plots
     nearest = {row[0]: row[4] for row in matrix.table.rows}
@@ -194,15 +194,15 @@ def test_similarities_come_from_the_last_features_that_were_kept(tmp_path):
 
 
 def test_features_of_zeros_are_left_out_and_said(tmp_path):
-    folder = made.run(tmp_path / "a", NAMES)
-    made.features(folder, [*NAMES[:5], "a stranger"])
-    section = who(view(folder))
+    folder = made.write_run(tmp_path / "a", NAMES)
+    made.write_features(folder, [*NAMES[:5], "a stranger"])
+    section = who(view_run(folder))
     assert "1 participants are left out" in section.notes[0]
 
 
 def test_the_number_of_clusters_is_shown_where_it_is_searched(tmp_path):
-    folder = made.run(tmp_path / "a", NAMES)
-    assert number_of_clusters(view(folder)) is None  # two in every round
+    folder = made.write_run(tmp_path / "a", NAMES)
+    assert number_of_clusters(view_run(folder)) is None  # two in every round
     lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
     by_k = {
         "1": {"gap": 0.0, "deviations": 0.0, "stability": 1.0},
@@ -211,7 +211,7 @@ def test_the_number_of_clusters_is_shown_where_it_is_searched(tmp_path):
     lines[1]["number_of_clusters"] = {"k": 2, "by_k": by_k, "draws": {"2": 60, "5": 40}, "set": [2, 5], "unsteady": {}}
     lines[2]["dispersion"] = {"0": 0.5, "1": None}
     (folder / "rounds.jsonl").write_text("".join(json.dumps(own) + "\n" for own in lines))
-    in_use, inside, gap = number_of_clusters(view(folder)).plots
+    in_use, inside, gap = number_of_clusters(view_run(folder)).plots
     assert [row[1] for row in in_use.table.rows] == ["2", "2", "2"]
     assert inside.table.columns == ("round", "cluster-0") and inside.table.rows == [["3", "0.500"]]
     assert gap.table.rows == [["1", "0.000", "0.000 to 0.000", "1.000"], ["2", "0.750", "0.500 to 1.000", "0.500"]]
@@ -224,7 +224,7 @@ def test_the_number_of_clusters_is_shown_where_it_is_searched(tmp_path):
     "draws", [{"2": -1}, {"two": 1}, {"2": 2.5}, {"9" * 5000: 1}, ["2"], {"2": 2**54}, {"-2": 1}, {"2": True}]
 )
 def test_draws_that_no_run_writes_are_refused(draws, tmp_path):
-    folder = made.run(tmp_path / "a", NAMES)
+    folder = made.write_run(tmp_path / "a", NAMES)
     lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
     by_k = {"1": {"gap": 0.0, "deviations": 0.0, "stability": 1.0}}
     lines[1]["number_of_clusters"] = {"k": 1, "by_k": by_k, "draws": draws, "set": [1, 1], "unsteady": {}}
@@ -234,11 +234,11 @@ def test_draws_that_no_run_writes_are_refused(draws, tmp_path):
 
 
 def test_failures_are_listed(tmp_path):
-    folder = made.run(tmp_path / "a", NAMES, rejected={"norm": 2}, sites_left_out={"s1": "no result in time"})
+    folder = made.write_run(tmp_path / "a", NAMES, rejected={"norm": 2}, sites_left_out={"s1": "no result in time"})
     lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
     lines[0]["trained"] = NAMES[1:]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(own) + "\n" for own in lines))
-    tables = dict(failures(view(folder)).tables)
+    tables = dict(failures(view_run(folder)).tables)
     assert tables["Sites that took no part"].rows == [["s1", "no result in time"]]
     assert tables["Missed rounds"].rows == [["p0", "1 of 3", "training failed there"]]
     assert tables["Refused answers"].rows == [["norm", "2"]]
@@ -287,7 +287,7 @@ CURVE = Curve(3, 3, 120, 1, 0.9, [(0.0, 0.0), (0.0, 0.5), (0.2, 0.9), (1.0, 1.0)
 
 
 def with_curves(folder: Path, kept: Curves | None, **more) -> View:
-    made.run(folder, NAMES, **more)
+    made.write_run(folder, NAMES, **more)
     if kept is not None:
         save_curves(folder, kept)
     return View(load_run(folder))
@@ -331,7 +331,7 @@ def test_without_histograms_the_section_says_so_and_without_score_bins_there_is_
 def test_lines_are_of_the_largest_clusters(tmp_path):
     many = {f"cluster-{k}": CURVE for k in range(12)}
     names = [f"p{i}" for i in range(24)]
-    folder = made.run(tmp_path / "a", names, k=12)
+    folder = made.write_run(tmp_path / "a", names, k=12)
     save_curves(folder, Curves(2, 1, 1, 1, {"all": CURVE, **many}))
     section = discrimination(View(load_run(folder)))
     assert len(section.plots[0].table.rows) == 11
@@ -339,7 +339,7 @@ def test_lines_are_of_the_largest_clusters(tmp_path):
 
 
 def test_a_damaged_file_costs_one_section(tmp_path):
-    folder = made.run(tmp_path / "a", NAMES)
+    folder = made.write_run(tmp_path / "a", NAMES)
     (folder / CURVES).write_text('{"version": 1, "curves": "</script>"}')
     text = run_report(load_run(folder))
     assert text.count("do not allow this part") == 1 and "Convergence" in text
@@ -373,7 +373,7 @@ def is_an_image(path: Path) -> bool:
     return min(pixels.shape) > 300 and float(pixels.std()) > 2.55
 
 
-def drawn(folder: Path, *arguments, **more) -> list[str]:
+def draw_figures(folder: Path, *arguments, **more) -> list[str]:
     rounds(folder, *arguments, **more)
     files = draw(load_run(folder))
     assert all(path.parent == folder and is_an_image(path) for path in files)
@@ -383,21 +383,21 @@ def drawn(folder: Path, *arguments, **more) -> list[str]:
 @pytest.mark.parametrize("truth", [True, False])
 @pytest.mark.parametrize("method", [WeCFL(k=2), IFCA(k=3)], ids=lambda m: m.name)
 def test_a_clustered_run_is_drawn(tmp_path, method, truth):
-    assert drawn(tmp_path, method, truth=truth) == OF_CLUSTERS
-    assert drawn(tmp_path, method, truth=truth, count=1) == OF_CLUSTERS
+    assert draw_figures(tmp_path, method, truth=truth) == OF_CLUSTERS
+    assert draw_figures(tmp_path, method, truth=truth, count=1) == OF_CLUSTERS
 
 
 def test_more_clusters_than_lines_that_can_be_told_apart(tmp_path):
     """An empty cluster has no clusterability, and its centre no participants."""
-    assert drawn(tmp_path, IFCA(k=14)) == OF_CLUSTERS
+    assert draw_figures(tmp_path, IFCA(k=14)) == OF_CLUSTERS
 
 
 def test_one_cluster(tmp_path):
-    assert drawn(tmp_path, FeSEM(k=1)) == OF_CLUSTERS
+    assert draw_figures(tmp_path, FeSEM(k=1)) == OF_CLUSTERS
 
 
 def test_a_run_without_clusters_has_its_accuracy_alone(tmp_path):
-    assert drawn(tmp_path, FedAvg()) == ["accuracy.png"]
+    assert draw_figures(tmp_path, FedAvg()) == ["accuracy.png"]
 
 
 def test_a_run_whose_rounds_were_not_analysed_is_drawn_without(tmp_path):
@@ -476,7 +476,7 @@ def test_true_groups_stand_beside_the_clusters(tmp_path):
 def test_every_participant_is_in_a_bar(tmp_path):
     """Of many clusters the largest have a colour each, and a bar is as high as there are participants."""
     names = [f"p{i}" for i in range(40)]
-    (plot,) = sizes(View(load_run(made.run(tmp_path / "a", names, k=13)))).plots
+    (plot,) = sizes(View(load_run(made.write_run(tmp_path / "a", names, k=13)))).plots
     parts = [(point["r"], point["c"], point["v"]) for point in plot.spec["data"]["values"]]
     assert len({c for _, c, _ in parts}) == 11 and SMALLER in {c for _, c, _ in parts}
     assert {r: sum(v for at, _, v in parts if at == r) for r, *_ in parts} == {1: 40, 2: 40, 3: 40}
@@ -498,7 +498,7 @@ def test_a_partition_is_drawn_as_a_vector_graphic_too(tmp_path, ending):
 def test_hostile_names_are_text_in_a_picture(tmp_path):
     """Drawn as an SVG: every name is escaped, in one line and cut, and nothing is an element or an address."""
     names = [*made.HOSTILE, "x" * 500, "currentColor", "$\\frac{$"]
-    run = replace(load_run(made.run(tmp_path / "a", names, label=made.HOSTILE[0])))
+    run = replace(load_run(made.write_run(tmp_path / "a", names, label=made.HOSTILE[0])))
     for name in (" ".join(made.HOSTILE[:3]), "y" * 500, "https://example.org/x"):
         plots = [plot for make in FIGURES.values() if (section := make(View(run))) for plot in section.plots]
         (path,) = save(name, {tmp_path / "a.svg": plots})

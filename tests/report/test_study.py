@@ -31,7 +31,7 @@ NAMES = [f"h{i}" for i in range(9)]
 TITLES = ("one for all", "groups", "other groups")
 
 
-def view(folder: Path) -> StudyView:
+def view_study(folder: Path) -> StudyView:
     return StudyView(load_study(folder), folder)
 
 
@@ -40,17 +40,17 @@ def change_verdict(folder: Path, **values) -> None:
 
 
 def test_the_verdict_s_sentences_are_on_top(tmp_path):
-    text = study_report(made.study(tmp_path / "a", NAMES))
+    text = study_report(made.write_study(tmp_path / "a", NAMES))
     first, second = re.findall(r"<h2[^>]*>Verdict</h2>\n<p class=\"result\">([^<]*)</p>\n<p>([^<]*)</p>", text)[0]
     assert (first, second) == ("Cluster into 3: train groups.", "Against one model for all: it is better.")
     assert "<h1>Should we cluster?</h1>" in text and "9 hospitals and 2 candidates, judged by accuracy" in text
 
 
 def test_hospitals_are_in_no_order_of_their_gains_and_what_is_said_is_a_colour_a_shape_and_a_word(tmp_path):
-    folder = made.study(tmp_path / "a", NAMES[::-1])
+    folder = made.write_study(tmp_path / "a", NAMES[::-1])
     people = load_study(folder)["verdict"]["hospitals"]
     change_verdict(folder, hospitals=people[::-1])
-    section = hospitals(view(folder))
+    section = hospitals(view_study(folder))
     (plot,) = section.plots
     rows = plot.spec["data"]["values"]
     assert [row["name"] for row in rows] == [person["name"] for person in people[::-1] if person["name"] != "h0"]
@@ -78,14 +78,14 @@ def test_hospitals_are_in_no_order_of_their_gains_and_what_is_said_is_a_colour_a
 
 def test_of_many_hospitals_some_are_drawn_and_all_are_counted(tmp_path):
     names = [f"{'hospital-' * 5}{i}" for i in range(600)]
-    text = study_report(made.study(tmp_path / "a", names))
-    (plot,) = hospitals(view(tmp_path / "a")).plots
+    text = study_report(made.write_study(tmp_path / "a", names))
+    (plot,) = hospitals(view_study(tmp_path / "a")).plots
     assert len(plot.spec["data"]["values"]) == ROWS and len(plot.table.rows) == 600 and "100 more rows" in text
     assert f"{ROWS} of 599 hospitals are drawn" in text and len(text.encode()) < LARGEST
 
 
 def test_candidates_have_their_means_at_each_rung_and_why_they_were_dropped(tmp_path):
-    (plot,) = candidates(view(made.study(tmp_path / "a", NAMES, TITLES))).plots
+    (plot,) = candidates(view_study(made.write_study(tmp_path / "a", NAMES, TITLES))).plots
     assert plot.table.columns[1:4] == ["validation, 4 rounds", "validation, 8 rounds", "test"]
     assert plot.table.rows == [
         ["one for all", "0.500", "0.600", "0.580", "-"],
@@ -98,7 +98,7 @@ def test_candidates_have_their_means_at_each_rung_and_why_they_were_dropped(tmp_
 
 
 def test_cost_is_beside_that_of_running_everything(tmp_path):
-    section = cost(view(made.study(tmp_path / "a", NAMES, TITLES)))
+    section = cost(view_study(made.write_study(tmp_path / "a", NAMES, TITLES)))
     assert section.text == [
         "The study took 22 rounds, 26 if all candidates had trained to the end (85%), and 10 seconds."
     ]
@@ -115,61 +115,61 @@ def with_runs(folder: Path) -> None:
         "1": {"gap": 0.0, "deviations": 0.0, "stability": 1.0},
         "3": {"gap": 0.75, "deviations": 3.0, "stability": 0.97},
     }
-    searched = made.run(folder / "number-of-clusters", NAMES)
+    searched = made.write_run(folder / "number-of-clusters", NAMES)
     lines = [json.loads(text) for text in (searched / "rounds.jsonl").read_text().splitlines()]
     lines[1]["number_of_clusters"] = {"k": 3, "by_k": by_k, "draws": {"3": 100}, "set": [3, 3], "unsteady": {}}
     (searched / "rounds.jsonl").write_text("".join(json.dumps(own) + "\n" for own in lines))
-    made.run(folder / "c1", NAMES)
+    made.write_run(folder / "c1", NAMES)
 
 
 def test_the_criterion_and_who_is_with_whom_come_from_the_runs_or_are_said_to_be_missing(tmp_path):
-    folder = made.study(tmp_path / "a", NAMES)
+    folder = made.write_study(tmp_path / "a", NAMES)
     text = study_report(folder)
     assert "lacks the run number-of-clusters" in text and "lacks the run c1, which says who is with whom" in text
     with_runs(folder)
-    section = search(view(folder))
+    section = search(view_study(folder))
     assert section.text == ["After 2 rounds, before the candidates trained: 3 clusters found (clear)."]
     assert section.plots[-1].table.rows[1] == ["2", "0.750", "0.500 to 1.000", "0.970"]
-    assert together(view(folder)).text[0] == "In groups."
+    assert together(view_study(folder)).text[0] == "In groups."
     assert "lacks the run" not in study_report(folder)
     change_verdict(folder, chosen={"name": "c0", "title": "one for all", "clusters": 0, "private": False})
-    assert together(view(folder)) is None
+    assert together(view_study(folder)) is None
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "..", ".", "", "/etc", "linked", "c1/../../elsewhere"])
 def test_a_candidate_s_name_leads_nowhere_else(tmp_path, name):
-    folder = made.study(tmp_path / "a", NAMES)
-    secret = made.run(tmp_path / "elsewhere", ["a secret patient", "another"])
+    folder = made.write_study(tmp_path / "a", NAMES)
+    secret = made.write_run(tmp_path / "elsewhere", ["a secret patient", "another"])
     (folder / "linked").symlink_to(secret)
-    made.run(folder / "c1", NAMES)
+    made.write_run(folder / "c1", NAMES)
     change_verdict(folder, chosen={"name": name, "title": "x", "clusters": 3, "private": False})
     text = study_report(folder)
     assert "secret" not in text and "which says who is with whom" in text
 
 
 def test_a_study_that_is_not_finished_says_so(tmp_path):
-    folder = made.study(tmp_path / "a", NAMES, verdict=None)
+    folder = made.write_study(tmp_path / "a", NAMES, verdict=None)
     text = study_report(folder)
     assert "There is no verdict yet: 2 of its comparisons are made. The same command goes on" in text
     assert "do not allow this part" not in text
     made.change(folder, "study.json", rungs=[], titles={}, found=None)
     assert "no comparison is made yet" in study_report(folder)
-    assert candidates(view(folder)) is None and search(view(folder)) is None
+    assert candidates(view_study(folder)) is None and search(view_study(folder)) is None
 
 
 def test_a_verdict_about_fewer_rounds_says_so(tmp_path):
-    folder = made.study(tmp_path / "a", NAMES)
+    folder = made.write_study(tmp_path / "a", NAMES)
     change_verdict(folder, rounds=4)
-    assert verdict(view(folder)).notes == ["It is about 4 of 8 rounds."]
+    assert verdict(view_study(folder)).notes == ["It is about 4 of 8 rounds."]
 
 
 def test_settings_are_flat(tmp_path):
-    ((_, table),) = settings(view(made.study(tmp_path / "a", NAMES))).tables
+    ((_, table),) = settings(view_study(made.write_study(tmp_path / "a", NAMES))).tables
     assert ["training.lr", "0.1"] in table.rows and ["candidates.c0.method.method", "fedavg"] in table.rows
 
 
-def hostile(folder: Path) -> Path:
-    made.study(folder, made.HOSTILE, made.HOSTILE, settings={made.HOSTILE[0]: {made.HOSTILE[1]: made.HOSTILE[2]}})
+def write_hostile_study(folder: Path) -> Path:
+    made.write_study(folder, made.HOSTILE, made.HOSTILE, settings={made.HOSTILE[0]: {made.HOSTILE[1]: made.HOSTILE[2]}})
     people = load_study(folder)["verdict"]["hospitals"]
     people[1]["to_one"]["says"] = made.HOSTILE[0]
     people[2]["to_alone"] = {**people[2]["to_one"], "says": made.HOSTILE[7]}
@@ -183,13 +183,13 @@ def hostile(folder: Path) -> Path:
 
 
 def test_hostile_names_are_text_everywhere(tmp_path):
-    only_text(study_report(hostile(tmp_path / "a")))
-    rows = hospitals(view(tmp_path / "a")).plots[0].spec["data"]["values"]
+    only_text(study_report(write_hostile_study(tmp_path / "a")))
+    rows = hospitals(view_study(tmp_path / "a")).plots[0].spec["data"]["values"]
     assert {row["c"] for row in rows} <= {"gains", "loses", "within chance", "cannot tell", "other"}
 
 
 def test_the_command_writes_it_and_a_study_has_no_other_run_to_be_compared_with(tmp_path, capsys):
-    folder = made.study(tmp_path / "a", NAMES)
+    folder = made.write_study(tmp_path / "a", NAMES)
     with_runs(folder)
     assert main(["report", str(folder)]) == 0
     assert capsys.readouterr().out.split() == [str(folder / REPORT)]
@@ -206,5 +206,5 @@ def test_a_report_that_cannot_be_made_fails_no_study(tmp_path, monkeypatch):
     monkeypatch.setattr(vega, "MAKE", "raise SystemExit('no engine here')")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     vega.script.cache_clear()
-    why = try_to_write(made.study(tmp_path / "a", NAMES))
+    why = try_to_write(made.write_study(tmp_path / "a", NAMES))
     assert "no engine here" in why and not (tmp_path / "a" / REPORT).exists()

@@ -20,7 +20,7 @@ from cfl_flare.engine.task import Result
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, Participant, ServerState, Update, WeCFL
 from cfl_flare.results.analysis import Cosines, analyse, gram
 from cfl_flare.results.run_dir import load_run, read_features
-from tests.helpers.tiny import LAYOUT, coin, initial, objective, rounds, update
+from tests.helpers.tiny import LAYOUT, coin, compute_objective, initial, rounds, update
 
 # Two participants of cluster 0, one of cluster 1, none of cluster 2; all started from (0, 0).
 UPDATES = [update("a", 3, "global", 4, 0), update("b", 1, "global", 0, 4), update("c", 2, "global", 0, -5)]
@@ -158,15 +158,15 @@ def test_neither_step_of_k_means_raises_the_objective(people, seed, uniform):
     weights = np.array([1.0 if uniform else n for n, _, _ in people])
     rng = np.random.default_rng(seed)
     centres, labels = rng.normal(size=(3, 2)) * 3, rng.integers(0, 3, len(people))
-    start = objective(features, labels, centres, weights)
+    start = compute_objective(features, labels, centres, weights)
     for e_step in (nearest(features, centres), lloyd(features, centres, weights)):
         moved = centres.copy()
         for j in np.unique(e_step):
             moved[j] = np.average(features[e_step == j], axis=0, weights=weights[e_step == j])
-        after_e = objective(features, nearest(features, centres), centres, weights)
-        after_m = objective(features, e_step, moved, weights)
+        after_e = compute_objective(features, nearest(features, centres), centres, weights)
+        after_m = compute_objective(features, e_step, moved, weights)
         assert after_e <= start + 1e-9
-        assert after_m <= objective(features, e_step, centres, weights) + 1e-9
+        assert after_m <= compute_objective(features, e_step, centres, weights) + 1e-9
         assert after_m <= start + 1e-9
 
 

@@ -196,18 +196,18 @@ def test_memories_and_models_do_not_mix(tmp_path: Path) -> None:
 LAYOUT = Layout.of(nn.Linear(2, 1))
 
 
-def model(value: float) -> Params:
+def make_filled_model(value: float) -> Params:
     return Params(LAYOUT, np.full(LAYOUT.size, value, np.float32))
 
 
 def filled(folder: Path, *numbers: int) -> Store:
     store = Store(folder)
     for number in numbers:
-        store.save(number, {"global": model(number)}, {"round": number})
+        store.save(number, {"global": make_filled_model(number)}, {"round": number})
     return store
 
 
-def names(folder: Path) -> list[str]:
+def list_file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -218,7 +218,7 @@ def data_file(store: Store, number: int) -> Path:
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     store = Store(tmp_path / "run" / "server")
     facts = {"assignment": {"p": 1}, "list": [1, None, "ü"]}
-    store.save(3, {"cluster-0": model(1.5), "cluster-1": model(-2)}, facts)
+    store.save(3, {"cluster-0": make_filled_model(1.5), "cluster-1": make_filled_model(-2)}, facts)
     models, loaded = store.load(3, LAYOUT)
     assert list(models) == ["cluster-0", "cluster-1"]
     assert models["cluster-0"].vector.tolist() == [1.5] * 3
@@ -250,7 +250,7 @@ def test_only_a_real_site_waits_for_its_disk(tmp_path: Path, monkeypatch: pytest
     assert try_to_write(tmp_path / "run") is None
     filled(tmp_path / "simulated", 1)
     assert forced == []
-    Store(tmp_path / "site", durable=True).part("candidate").save(1, {"global": model(1)}, {})
+    Store(tmp_path / "site", durable=True).part("candidate").save(1, {"global": make_filled_model(1)}, {})
     assert forced == ["round-000001.safetensors.tmp", "candidate", "round-000001.json.tmp", "candidate"]
     forced.clear()
     Store(tmp_path / "site", durable=True).archive.put("p", 1, np.zeros(2))
@@ -260,7 +260,7 @@ def test_only_a_real_site_waits_for_its_disk(tmp_path: Path, monkeypatch: pytest
 def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
     store = filled(tmp_path, 1, 2, 3, 10)
     assert store.versions() == [3, 10]
-    assert names(tmp_path) == [
+    assert list_file_names(tmp_path) == [
         "round-000003.json",
         "round-000003.safetensors",
         "round-000010.json",
@@ -277,7 +277,7 @@ def test_the_latest_is_the_newest(tmp_path: Path) -> None:
 
 def test_a_version_may_be_written_again(tmp_path: Path) -> None:
     store = filled(tmp_path, 1, 2)
-    store.save(2, {"global": model(7)}, {})
+    store.save(2, {"global": make_filled_model(7)}, {})
     assert store.versions() == [1, 2]
     assert store.load(2, LAYOUT)[0]["global"].vector.tolist() == [7] * 3
 
@@ -363,7 +363,7 @@ def test_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
     store.lock()
     store.keep_previous()
     assert store.versions() == []
-    assert names(tmp_path) == ["lock", "previous"]
+    assert list_file_names(tmp_path) == ["lock", "previous"]
     assert Store(tmp_path / "previous").latest(LAYOUT)[0] == 2
     filled(tmp_path, 7)
     store.keep_previous()
@@ -373,7 +373,9 @@ def test_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
 
 
 def test_the_servers_state_comes_back(tmp_path: Path) -> None:
-    state = ServerState({"global": model(1), "cluster-0": model(2)}, {"p": 0, "q": 1}, 8, {"x": [1, 2]})
+    state = ServerState(
+        {"global": make_filled_model(1), "cluster-0": make_filled_model(2)}, {"p": 0, "q": 1}, 8, {"x": [1, 2]}
+    )
     store = Store(tmp_path)
     store.save(state.round, state.bank, state_metadata(state))
     _, models, facts = store.latest(LAYOUT)

@@ -230,7 +230,7 @@ RISING = tuple(i / 100 for i in range(101))
 FALLING = RISING[::-1]
 
 
-def drawn(**values: tuple[float | None, ...]) -> Replicates:
+def make_replicates(**values: tuple[float | None, ...]) -> Replicates:
     return Replicates(7, {f"served_{name}": own for name, own in values.items()})
 
 
@@ -277,7 +277,7 @@ def test_whatever_a_site_sends_has_finite_ends_around_the_measure(point, values,
 
 
 def test_means_are_made_draw_by_draw_with_unequal_weights():
-    draws = Draws.of({"b": drawn(accuracy=FALLING), "a": drawn(accuracy=RISING)}, PEOPLE)
+    draws = Draws.of({"b": make_replicates(accuracy=FALLING), "a": make_replicates(accuracy=RISING)}, PEOPLE)
     assert draws.participants == ("a", "b") and draws.samples == (3, 1)
     assert draws.intervals("a", {"served_accuracy": 0.5}) == {"served_accuracy": interval(np.array(RISING), 0.5, "acc")}
     assert draws.intervals("a", {}) == draws.intervals("c", {"served_accuracy": 0.5}) == {}
@@ -310,7 +310,7 @@ def test_draws_that_do_not_define_a_measure_are_replaced_by_the_participant_s_ow
     assert weighted(values, np.array([1.0, 1.0])).tolist() == [0.5, 0.5, 0.5, 0.5]
     values[0, 2] = NAN
     assert weighted(values, np.array([1.0, 1.0])) is None
-    one = {"a": drawn(auroc=(None, *RISING[1:])), "b": drawn(auroc=(*[None] * 51, *RISING[51:]))}
+    one = {"a": make_replicates(auroc=(None, *RISING[1:])), "b": make_replicates(auroc=(*[None] * 51, *RISING[51:]))}
     draws = Draws.of(one, PEOPLE)
     point = {"served_auroc": 0.5}
     assert draws.intervals("a", point).keys() == {"served_auroc"} and draws.intervals("b", point) == {}
@@ -319,7 +319,9 @@ def test_draws_that_do_not_define_a_measure_are_replaced_by_the_participant_s_ow
 
 
 def test_a_measure_that_one_participant_withheld():
-    draws = Draws.of({"a": drawn(accuracy=RISING, loss=RISING), "b": drawn(accuracy=RISING)}, PEOPLE)
+    draws = Draws.of(
+        {"a": make_replicates(accuracy=RISING, loss=RISING), "b": make_replicates(accuracy=RISING)}, PEOPLE
+    )
     assert np.isnan(draws.values["served_loss"][1]).all()
     assert draws.intervals("b", dict.fromkeys(draws.values, 0.5)).keys() == {"served_accuracy"}
     ends = interval(np.array(RISING), 0.5, "served_loss")
@@ -352,7 +354,7 @@ def test_the_worst_tenth_reaches_towards_the_others_by_twice_its_bias(sign):
     assert worst_tenth(draws, "served_dice", points, metric) is None
 
 
-def run(folder: Path, draws: dict[str, Replicates], **points: float) -> Run:
+def write_replicates(folder: Path, draws: dict[str, Replicates], **points: float) -> Run:
     """A run with these draws, whose participants have these accuracies."""
     folder.mkdir()
     Draws.of(draws, PEOPLE).save(folder / BOOTSTRAP)
@@ -361,8 +363,12 @@ def run(folder: Path, draws: dict[str, Replicates], **points: float) -> Run:
 
 def test_a_difference_is_paired_draw_by_draw(tmp_path):
     level = tuple(0.1 + value / 2 for value in RISING)
-    one = run(tmp_path / "one", {"a": drawn(accuracy=RISING), "b": drawn(accuracy=FALLING)}, a=0.5, b=0.75)
-    two = run(tmp_path / "two", {"a": drawn(accuracy=level), "b": drawn(accuracy=FALLING)}, b=0.5, a=0.25)
+    one = write_replicates(
+        tmp_path / "one", {"a": make_replicates(accuracy=RISING), "b": make_replicates(accuracy=FALLING)}, a=0.5, b=0.75
+    )
+    two = write_replicates(
+        tmp_path / "two", {"a": make_replicates(accuracy=level), "b": make_replicates(accuracy=FALLING)}, b=0.5, a=0.25
+    )
     found = paired_difference(one, two, "accuracy")
     assert found.mean == 0.25  # (3 * 0.25 + 1 * 0.25) / 4
     ends = (0.025 / 2 - 0.1, 0.975 / 2 - 0.1)  # of a: i / 200 - 0.1; of b: always 0
@@ -373,19 +379,21 @@ def test_a_difference_is_paired_draw_by_draw(tmp_path):
 
 
 def test_runs_that_cannot_be_paired_say_why(tmp_path):
-    own = {"a": drawn(accuracy=RISING), "b": drawn(accuracy=RISING)}
-    first = run(tmp_path / "first", own, a=0.5, b=0.5)
-    gone = {"a": own["a"], "b": drawn(accuracy=(*[None] * 60, *RISING[60:]))}
+    own = {"a": make_replicates(accuracy=RISING), "b": make_replicates(accuracy=RISING)}
+    first = write_replicates(tmp_path / "first", own, a=0.5, b=0.5)
+    gone = {"a": own["a"], "b": make_replicates(accuracy=(*[None] * 60, *RISING[60:]))}
     others = {
-        "their participants who report it differ": run(tmp_path / "1", {"a": own["a"]}, a=0.5),
-        "their participants with draws differ": run(tmp_path / "2", {"a": own["a"]}, a=0.5, b=0.5),
-        "their numbers of draws differ": run(
-            tmp_path / "3", {name: drawn(accuracy=RISING[:50]) for name in own}, a=0.5, b=0.5
+        "their participants who report it differ": write_replicates(tmp_path / "1", {"a": own["a"]}, a=0.5),
+        "their participants with draws differ": write_replicates(tmp_path / "2", {"a": own["a"]}, a=0.5, b=0.5),
+        "their numbers of draws differ": write_replicates(
+            tmp_path / "3", {name: make_replicates(accuracy=RISING[:50]) for name in own}, a=0.5, b=0.5
         ),
-        "their draws differ": run(
+        "their draws differ": write_replicates(
             tmp_path / "4", {**own, "b": Replicates(8, {"served_accuracy": RISING})}, a=0.5, b=0.5
         ),
-        "'accuracy' is not defined on half of some participant's draws": run(tmp_path / "5", gone, a=0.5, b=0.5),
+        "'accuracy' is not defined on half of some participant's draws": write_replicates(
+            tmp_path / "5", gone, a=0.5, b=0.5
+        ),
     }
     for reason, other in others.items():
         with pytest.raises(ConfigError, match=f"first and .*{other.folder.name} cannot be paired: {reason}"):
@@ -422,7 +430,7 @@ def test_a_file_of_draws_is_checked(tmp_path, values, facts):
         read_draws(tmp_path)
 
 
-def trained(folder: Path, method: Method, times: int = 50, seed: int = 0) -> Run:
+def run_bootstrap(folder: Path, method: Method, times: int = 50, seed: int = 0) -> Run:
     run_loop(
         method=method,
         model=MODEL,
@@ -436,8 +444,8 @@ def trained(folder: Path, method: Method, times: int = 50, seed: int = 0) -> Run
 
 
 def test_two_methods_on_digits(tmp_path):
-    first, second = trained(tmp_path / "first", FedAvg()), trained(tmp_path / "second", Local())
-    plain = trained(tmp_path / "plain", FedAvg(), times=0)
+    first, second = run_bootstrap(tmp_path / "first", FedAvg()), run_bootstrap(tmp_path / "second", Local())
+    plain = run_bootstrap(tmp_path / "plain", FedAvg(), times=0)
     for one in (first, second):
         final, draws = one.summary["final"], read_draws(one.folder)
         assert (
@@ -464,7 +472,7 @@ def test_two_methods_on_digits(tmp_path):
     assert "intervals" not in plain.summary and "intervals" not in plain.summary["participants"][0]
     assert not (plain.folder / BOOTSTRAP).exists()
     # Another seed deals the data out in another way: a dash, and no difference.
-    other = trained(tmp_path / "other", FedAvg(), seed=1)
+    other = run_bootstrap(tmp_path / "other", FedAvg(), seed=1)
     with pytest.raises(ConfigError, match="draws differ"):
         paired_difference(other, first, "accuracy")
     columns = {
@@ -478,8 +486,8 @@ def test_two_methods_on_digits(tmp_path):
 
 
 def test_a_new_run_in_the_folder_leaves_no_old_draws(tmp_path):
-    trained(tmp_path, FedAvg())
-    trained(tmp_path, FedAvg(), times=0)
+    run_bootstrap(tmp_path, FedAvg())
+    run_bootstrap(tmp_path, FedAvg(), times=0)
     assert not (tmp_path / BOOTSTRAP).exists()
 
 

@@ -76,7 +76,7 @@ print("left:", sorted(str(path.relative_to(disk)) for path in disk.rglob("*") if
 """
 
 
-def loop(tmp_path: Path, results: str, checkpoints: str, kilobytes: int, width: int = 500) -> list[str]:
+def run_on_full_disk(tmp_path: Path, results: str, checkpoints: str, kilobytes: int, width: int = 500) -> list[str]:
     (tmp_path / "disk").mkdir()
     values = {
         "method": "FedAvg",
@@ -93,7 +93,7 @@ def test_a_run_goes_on_without_checkpoints(tmp_path: Path) -> None:
     if not can_mount():
         pytest.skip("this user may not mount a file system; the limit of files would hit the results, too")
     errors, (rounds, versions, left) = (
-        (lines := loop(tmp_path, "elsewhere / 'run'", "disk / 'state' / 'run' / 'site'", 400))[:-3],
+        (lines := run_on_full_disk(tmp_path, "elsewhere / 'run'", "disk / 'state' / 'run' / 'site'", 400))[:-3],
         lines[-3:],
     )  # room for two of the checkpoints, of 150 kB
     path = tmp_path / "disk" / "state" / "run" / "site"
@@ -110,7 +110,7 @@ def test_a_run_goes_on_without_checkpoints(tmp_path: Path) -> None:
 def test_without_room_for_any_checkpoint_it_says_so(tmp_path: Path) -> None:
     if not can_mount():
         pytest.skip("this user may not mount a file system")
-    lines = loop(tmp_path, "elsewhere / 'run'", "disk / 'state' / 'run' / 'site'", 100)
+    lines = run_on_full_disk(tmp_path, "elsewhere / 'run'", "disk / 'state' / 'run' / 'site'", 100)
     assert sum("meanwhile, a run would resume after no round" in line for line in lines) == 4
     assert lines[-3:-1] == ["rounds: 4", "versions: []"]
 
@@ -118,7 +118,9 @@ def test_without_room_for_any_checkpoint_it_says_so(tmp_path: Path) -> None:
 def test_a_run_ends_that_cannot_write_its_results(tmp_path: Path) -> None:
     if not can_mount():
         pytest.skip("this user may not mount a file system")
-    ended, rounds, versions, left = loop(tmp_path, "disk / 'run'", "elsewhere / 'state' / 'run' / 'site'", 100)
+    ended, rounds, versions, left = run_on_full_disk(
+        tmp_path, "disk / 'run'", "elsewhere / 'state' / 'run' / 'site'", 100
+    )
     path = tmp_path / "disk" / "run" / "best.tmp" / "clusters" / "global.safetensors"
     assert ended == f"ended: cannot write {path}: No space left on device; free space on its disk, or use another one"
     assert (rounds, versions) == ("rounds: None", "versions: [1]")  # from which it can be resumed

@@ -28,7 +28,7 @@ from cfl_flare.training.privacy import ORDERS, TEST, TRAIN, Spend, epsilon_of
 DELTA = 1e-5
 
 
-def gaussian(noise: float, split: str = TRAIN, steps: int = 1) -> Spend:
+def make_gaussian_spend(noise: float, split: str = TRAIN, steps: int = 1) -> Spend:
     return Spend("training", split, noise, 1.0, steps)
 
 
@@ -49,7 +49,7 @@ def books(ledger: Ledger, job: str = "a", run: str = "ward", resumes: str = "", 
     return JobBooks(ledger, LedgerJob(job, run, resumes, most, DELTA))
 
 
-def lines(ledger: Ledger) -> list[bytes]:
+def read_ledger_lines(ledger: Ledger) -> list[bytes]:
     return ledger.file.read_bytes().splitlines(keepends=True)
 
 
@@ -60,26 +60,26 @@ def spent(ledger: Ledger) -> float:
 def test_a_participants_spends_add_up_and_of_participants_and_splits_the_largest_counts(tmp_path: Path) -> None:
     ledger = ledger_in(tmp_path)
     book = books(ledger)
-    book.said("large", {TRAIN: 900, TEST: 100}, [gaussian(10), gaussian(5, TEST)])
+    book.said("large", {TRAIN: 900, TEST: 100}, [make_gaussian_spend(10), make_gaussian_spend(5, TEST)])
     for number in range(3):
-        book.spend("large", number, [gaussian(2)])
-    book.spend("small", 0, [gaussian(4, steps=8)])
+        book.spend("large", number, [make_gaussian_spend(2)])
+    book.spend("small", 0, [make_gaussian_spend(4, steps=8)])
     assert spent(ledger) == pytest.approx(epsilon(1 / 100 + 3 / 4), rel=1e-12)
-    book.spend("small", 1, [gaussian(1)])
+    book.spend("small", 1, [make_gaussian_spend(1)])
     assert spent(ledger) == pytest.approx(epsilon(8 / 16 + 1), rel=1e-12)
-    book.spend("small", 1, [gaussian(1, TEST)])  # other patients
+    book.spend("small", 1, [make_gaussian_spend(1, TEST)])  # other patients
     assert spent(ledger) == pytest.approx(epsilon(8 / 16 + 1), rel=1e-12)
 
 
 def test_jobs_add_up_by_the_largest_of_each_as_they_may_deal_patients_otherwise(tmp_path: Path) -> None:
     ledger = ledger_in(tmp_path)
     first, second = books(ledger, "a"), books(ledger, "b", "other")
-    first.spend("north", 0, [gaussian(2, steps=2)])
-    first.spend("south", 0, [gaussian(1)])
-    second.spend("north", 0, [gaussian(1)])
-    second.spend("west", 0, [gaussian(3, TEST)])
+    first.spend("north", 0, [make_gaussian_spend(2, steps=2)])
+    first.spend("south", 0, [make_gaussian_spend(1)])
+    second.spend("north", 0, [make_gaussian_spend(1)])
+    second.spend("west", 0, [make_gaussian_spend(3, TEST)])
     assert spent(ledger) == pytest.approx(epsilon(max(2 / 4, 1) + max(1, 1 / 9)), rel=1e-12)
-    first.spend("north", 1, [gaussian(2, steps=4)])  # 6 / 4 is now the most of job a
+    first.spend("north", 1, [make_gaussian_spend(2, steps=4)])  # 6 / 4 is now the most of job a
     assert spent(ledger) == pytest.approx(epsilon(6 / 4 + 1), rel=1e-12)
     again = ledger_in(tmp_path)
     assert again.summary() == ledger.summary()
@@ -88,29 +88,29 @@ def test_jobs_add_up_by_the_largest_of_each_as_they_may_deal_patients_otherwise(
 
 def test_a_spend_above_the_operators_budget_leaves_no_line(tmp_path: Path) -> None:
     ledger = ledger_in(tmp_path, budget=epsilon(1.6))
-    books(ledger, "a").spend("p", 0, [gaussian(1)])
+    books(ledger, "a").spend("p", 0, [make_gaussian_spend(1)])
     second = books(ledger, "b")
-    second.spend("q", 0, [gaussian(2, steps=2)])
-    before = lines(ledger)
+    second.spend("q", 0, [make_gaussian_spend(2, steps=2)])
+    before = read_ledger_lines(ledger)
     with pytest.raises(BudgetError, match=r"p would bring this site's data .* epsilon_budget"):
-        second.spend("p", 1, [gaussian(1, TEST)])
-    assert lines(ledger) == before
-    second.spend("q", 1, [gaussian(4)])
+        second.spend("p", 1, [make_gaussian_spend(1, TEST)])
+    assert read_ledger_lines(ledger) == before
+    second.spend("q", 1, [make_gaussian_spend(4)])
 
 
 def test_a_run_spends_no_more_than_its_author_allows_over_its_resumes(tmp_path: Path) -> None:
     ledger = ledger_in(tmp_path)
     most = epsilon(1.01)
-    books(ledger, "a", most=most).said("p", {TRAIN: 40}, [gaussian(2)])
-    books(ledger, "b", "next", "ward", most).spend("p", 1, [gaussian(2)])
+    books(ledger, "a", most=most).said("p", {TRAIN: 40}, [make_gaussian_spend(2)])
+    books(ledger, "b", "next", "ward", most).spend("p", 1, [make_gaussian_spend(2)])
     third = books(ledger, "c", "next", "next", most)
     assert third.counts("p") == {TRAIN: 40}
-    third.spend("p", 2, [gaussian(2, steps=2)])
+    third.spend("p", 2, [make_gaussian_spend(2, steps=2)])
     with pytest.raises(BudgetError, match=r"run 'next': p would have spent .* the job may spend"):
-        third.spend("p", 3, [gaussian(8)])
+        third.spend("p", 3, [make_gaussian_spend(8)])
     fresh = books(ledger, "d", "next", "", most)  # of the same name, and of no run before it
     assert fresh.counts("p") is None
-    fresh.spend("p", 0, [gaussian(1)])
+    fresh.spend("p", 0, [make_gaussian_spend(1)])
     assert spent(ledger) == pytest.approx(epsilon(1 / 4 + 1 / 4 + 2 / 4 + 1), rel=1e-12)
 
 
@@ -122,12 +122,12 @@ def test_the_operators_patients_are_those_of_every_job(tmp_path: Path) -> None:
         with pytest.raises(LedgerError, match=r"CFL_PATIENT = 'pid', and in job"):
             ledger.check(refused)
         with pytest.raises(LedgerError, match="let the job use the source site"):
-            JobBooks(ledger, refused).spend("p", 0, [gaussian(1)])
+            JobBooks(ledger, refused).spend("p", 0, [make_gaussian_spend(1)])
     ledger.check(by_patients)
-    JobBooks(ledger, by_patients).spend("p", 0, [gaussian(1)])
+    JobBooks(ledger, by_patients).spend("p", 0, [make_gaussian_spend(1)])
     assert ledger.summary()["patients"] == ["pid"] and ledger.summary()["lines"] == 2
     # Without CFL_PATIENT any grouping protects each row; what was spent so is no patient's epsilon later on.
-    JobBooks(ledger_in(tmp_path), by_rows).spend("p", 0, [gaussian(1)])
+    JobBooks(ledger_in(tmp_path), by_rows).spend("p", 0, [make_gaussian_spend(1)])
     with pytest.raises(LedgerError, match=r"in job a each sample is of a patient of its own"):
         ledger.check(by_patients)
 
@@ -139,7 +139,7 @@ def test_a_job_is_checked_against_what_is_left(tmp_path: Path) -> None:
     ledger.check(whole)
     with pytest.raises(BudgetError, match="the largest that is left is 8"):
         ledger.check(LedgerJob("a", "ward", "", 8.1, DELTA))
-    JobBooks(ledger, whole).spend("p", 0, [gaussian(1)])
+    JobBooks(ledger, whole).spend("p", 0, [make_gaussian_spend(1)])
     ledger.check(whole)  # the job's process was restarted
     ledger.check(LedgerJob("b", "next", "ward", 8.0, DELTA))  # it is resumed
     with pytest.raises(BudgetError, match="the largest that is left"):
@@ -152,13 +152,13 @@ def test_a_job_is_checked_against_what_is_left(tmp_path: Path) -> None:
 def made(folder: Path, number: int = 6) -> Ledger:
     ledger = ledger_in(folder)
     book = books(ledger)
-    book.said("p", {TRAIN: 7}, [gaussian(9)])
+    book.said("p", {TRAIN: 7}, [make_gaussian_spend(9)])
     for round_number in range(number):
-        book.spend(f"p{round_number % 2}", round_number, [gaussian(4)])
+        book.spend(f"p{round_number % 2}", round_number, [make_gaussian_spend(4)])
     return ledger
 
 
-def refused(folder: Path, match: str = "ledger") -> None:
+def refuse_ledger(folder: Path, match: str = "ledger") -> None:
     with pytest.raises(LedgerError, match=match) as error:
         ledger_in(folder)
     assert "\n" not in str(error.value) and ";" in str(error.value)
@@ -201,7 +201,7 @@ def test_a_changed_ledger_is_refused(tmp_path: Path, change: str, data: Any) -> 
     assert len(whole.splitlines()) == 8
     try:
         file.write_bytes(CHANGES[change](whole, data.draw))
-        refused(folder)
+        refuse_ledger(folder)
     finally:
         file.write_bytes(whole)
     assert spent(ledger_in(folder)) == pytest.approx(epsilon(3 / 16), rel=1e-12)
@@ -211,30 +211,30 @@ def test_a_ledger_from_a_backup_is_refused_until_the_operator_accepts_it(tmp_pat
     ledger = made(tmp_path)
     backup = ledger.file.read_bytes()
     for number in range(2):
-        books(ledger).spend("p0", 6 + number, [gaussian(4)])
+        books(ledger).spend("p0", 6 + number, [make_gaussian_spend(4)])
     ledger.file.write_bytes(backup)
     with pytest.raises(LedgerError, match="it has changed under this job"):
-        books(ledger).spend("p0", 8, [gaussian(4)])
-    refused(tmp_path, "its last line of site-1 is number 8, and .* knows 10: it is no current copy")
+        books(ledger).spend("p0", 8, [make_gaussian_spend(4)])
+    refuse_ledger(tmp_path, "its last line of site-1 is number 8, and .* knows 10: it is no current copy")
     Ledger(tmp_path / "state", tmp_path / "site-1", "site-1").accept("the disk broke")
     again = ledger_in(tmp_path)
     assert spent(again) == pytest.approx(epsilon(3 / 16), rel=1e-12)
     assert [line["reason"] for line in again.summary()["accepted"]] == ["the disk broke"]
     again.file.write_bytes(backup)
-    refused(tmp_path, "no current copy")
+    refuse_ledger(tmp_path, "no current copy")
 
 
 def test_a_ledger_or_a_counter_that_is_missing_is_refused(tmp_path: Path) -> None:
     ledger = made(tmp_path)
     content = ledger.file.read_bytes()
     ledger.file.unlink()
-    refused(tmp_path, "its last line of site-1 is number 0")
+    refuse_ledger(tmp_path, "its last line of site-1 is number 0")
     ledger.file.write_bytes(content)
     (counter,) = (tmp_path / "site-1").glob("*.json")
     counter.unlink()
-    refused(tmp_path, "and .* knows 0")
+    refuse_ledger(tmp_path, "and .* knows 0")
     counter.write_text("[]")
-    refused(tmp_path, "not an object")
+    refuse_ledger(tmp_path, "not an object")
 
 
 def test_data_that_is_newer_than_the_ledger_says_is_refused(tmp_path: Path) -> None:
@@ -257,17 +257,17 @@ def test_a_ledger_that_another_process_keeps_locked_is_refused(tmp_path: Path, m
     monkeypatch.setattr(module, "PATIENCE", 0.05)
     with ledger.file.with_suffix(".lock").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        refused(tmp_path, "another process has locked it for 0.05 s")
+        refuse_ledger(tmp_path, "another process has locked it for 0.05 s")
     ledger_in(tmp_path)
 
 
 def test_two_sites_that_read_the_same_data_share_its_ledger(tmp_path: Path) -> None:
     ours, theirs = ledger_in(tmp_path), ledger_in(tmp_path, site="site-2")
-    books(ours).spend("p", 0, [gaussian(1)])
-    books(theirs).spend("q", 0, [gaussian(2)])
-    books(theirs, "b").spend("q", 0, [gaussian(2)])
+    books(ours).spend("p", 0, [make_gaussian_spend(1)])
+    books(theirs).spend("q", 0, [make_gaussian_spend(2)])
+    books(theirs, "b").spend("q", 0, [make_gaussian_spend(2)])
     assert spent(ours) == spent(theirs) == pytest.approx(epsilon(1 + 1 / 4), rel=1e-12)
-    content = b"".join(lines(ours)[:-1])  # the line of site-2
+    content = b"".join(read_ledger_lines(ours)[:-1])  # the line of site-2
     ours.file.write_bytes(content)
     with pytest.raises(LedgerError, match="its last line of site-2 is number 3"):
         ledger_in(tmp_path, site="site-2")
@@ -298,11 +298,11 @@ def test_a_process_that_dies_within_a_spend_has_spent_what_it_may_have_drawn(
     with monkeypatch.context() as patch, pytest.raises(DiedError):
         patch.setattr(files, "append", dying_append)
         patch.setattr(files, "atomic_write", dying_write)
-        books(ledger).spend("p0", 6, [gaussian(4)])
+        books(ledger).spend("p0", 6, [make_gaussian_spend(4)])
     written = step.startswith("after")
     again = ledger_in(tmp_path)
     assert spent(again) == pytest.approx(epsilon((3 + written) / 16), rel=1e-12)
-    books(again).spend("p0", 6, [gaussian(4)])
+    books(again).spend("p0", 6, [make_gaussian_spend(4)])
     assert spent(ledger_in(tmp_path)) == pytest.approx(epsilon((4 + written) / 16), rel=1e-12)
 
 
@@ -329,7 +329,7 @@ def test_a_killed_site_halts_in_the_same_round_or_earlier_by_the_number_of_kills
         book = books(ledger_in(tmp_path, budget))
         with drawn.open("ab", buffering=0) as noise:
             for number in range(progress(), 10 * rounds):
-                book.spend("p", number, [gaussian(4)])
+                book.spend("p", number, [make_gaussian_spend(4)])
                 noise.write(b".")
 
     def progress() -> int:
@@ -347,7 +347,7 @@ def test_a_killed_site_halts_in_the_same_round_or_earlier_by_the_number_of_kills
         assert status in (0, signal.SIGKILL)
         kills += status != 0
         ledger = ledger_in(tmp_path)
-        entered = len(lines(ledger)) - 1
+        entered = len(read_ledger_lines(ledger)) - 1
         assert progress() <= entered
         assert spent(ledger) <= budget * (1 + 1e-9)
         if kills == 40:
@@ -355,7 +355,7 @@ def test_a_killed_site_halts_in_the_same_round_or_earlier_by_the_number_of_kills
     assert kills > 3
     while os.waitpid(child_of(train), 0)[1]:
         pass
-    assert len(lines(ledger_in(tmp_path))) - 1 == rounds
+    assert len(read_ledger_lines(ledger_in(tmp_path))) - 1 == rounds
     assert rounds - kills <= progress() <= rounds
 
 
@@ -365,10 +365,10 @@ def test_processes_that_spend_at_the_same_time_share_the_budget(tmp_path: Path) 
     def train(job: str) -> None:
         book = books(ledger_in(tmp_path, epsilon(20 / 16 + 1e-9)), job, job)
         for number in range(100):
-            book.spend("p", number, [gaussian(4)])
+            book.spend("p", number, [make_gaussian_spend(4)])
 
     children = [child_of(lambda job=job: train(job)) for job in "abc"]  # type: ignore[misc]
     assert [os.waitpid(process, 0)[1] for process in children] == [0, 0, 0]
     ledger = ledger_in(tmp_path)
-    assert len(lines(ledger)) == 21
+    assert len(read_ledger_lines(ledger)) == 21
     assert spent(ledger) == pytest.approx(epsilon(20 / 16), rel=1e-12)

@@ -40,7 +40,7 @@ PEOPLE = {n: Participant(n, n, s) for n, s in zip("abcd", (10, 20, 30, 40))}
 RECORD = {"round": 0, "trained": []}
 
 
-def decided(values: dict[str, float], name: str = "served_loss", share: float | None = None) -> dict[str, float]:
+def decide_metrics(values: dict[str, float], name: str = "served_loss", share: float | None = None) -> dict[str, float]:
     return measure_round(RECORD, {n: {name: v} for n, v in values.items()}, PEOPLE, STATE, 2, share).deciding()
 
 
@@ -60,16 +60,16 @@ def test_honest_losses_decide_as_they_are_recorded():
 @pytest.mark.parametrize("value", [1e9, -1e9])
 def test_one_outlier_moves_a_decision_by_little(value):
     """The median of 1, 1.2, 1.4 and the outlier is 1.3 or 1.1, the median deviation 0.2: within 1 of the median."""
-    honest = decided({"a": 1.0, "b": 1.2, "c": 1.4, "d": 1.2})["served_loss"]
+    honest = decide_metrics({"a": 1.0, "b": 1.2, "c": 1.4, "d": 1.2})["served_loss"]
     values = {"a": 1.0, "b": 1.2, "c": 1.4, "d": value}
-    assert abs(decided(values)["served_loss"] - honest) < 0.5
+    assert abs(decide_metrics(values)["served_loss"] - honest) < 0.5
     record = measure_round(RECORD, {n: {"served_loss": v} for n, v in values.items()}, PEOPLE, STATE, 2).record
     assert abs(record["served_loss"]) > 1e8  # as reported
-    assert abs(decided(values)["served_loss_unweighted"] - 1.2) < 0.5
+    assert abs(decide_metrics(values)["served_loss_unweighted"] - 1.2) < 0.5
 
 
 def test_a_share_that_is_none_is_an_outlier():
-    assert decided({"a": 0.5, "b": 0.5, "c": 0.5, "d": 1e6}, "served_accuracy")["served_accuracy"] == 0.5
+    assert decide_metrics({"a": 0.5, "b": 0.5, "c": 0.5, "d": 1e6}, "served_accuracy")["served_accuracy"] == 0.5
 
 
 def test_a_site_decides_with_its_share_of_the_weight():

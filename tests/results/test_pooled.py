@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.metrics import f1_score, roc_auc_score, roc_curve
 
-from cfl_flare.core.config import parse_spec
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import Digits
 from cfl_flare.engine.settings import ServerSettings
-from cfl_flare.methods import Participant, build_method
+from cfl_flare.methods import Participant
 from cfl_flare.report.figures import draw
 from cfl_flare.report.table import results_table
 from cfl_flare.results.curves import CURVES, Curve, Curves, Rates, Scored, load_curves, save_curves
@@ -46,7 +45,7 @@ from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.histograms import log_odds, score_counts
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
-from tests.helpers.loop import run_loop
+from tests.helpers.loop import build_from_spec, run_loop
 from tests.helpers.play import DATA, MODEL
 
 PEOPLE = {name: Participant(name, f"site-{name}", 10) for name in "abcd"}
@@ -54,12 +53,12 @@ GOOD, BAD = np.array([[[4, 0], [0, 4]]], np.int32), np.array([[[0, 4], [4, 0]]],
 ONE_CLASS = np.array([[[5, 3], [0, 0]]], np.int32)
 
 
-def decided(counts: np.ndarray, threshold: int = 1) -> np.ndarray:
+def append_decided(counts: np.ndarray, threshold: int = 1) -> np.ndarray:
     """The same with decisions: samples have a class from the second bin on, or from another one."""
     return np.concatenate((counts, counts[..., threshold:].sum(axis=2, keepdims=True)), axis=2)
 
 
-def measured(names: str = "abcd", clusters: Mapping[str, object] | None = None) -> RoundMetrics:
+def make_loss_metrics(names: str = "abcd", clusters: Mapping[str, object] | None = None) -> RoundMetrics:
     record = {"round": 0, "cluster_sizes": [], "clusters": dict(clusters or {})}
     return RoundMetrics(record, {name: {"served_loss": 1.0} for name in names})
 
@@ -74,14 +73,16 @@ def test_ties_count_half_and_classes_that_are_not_both_there_do_not_count():
 
 def test_nothing_is_recorded_where_it_is_not_defined():
     for counts in ({}, {"a": None}):
-        found = with_pooled(measured(), counts, PEOPLE, {})
-        assert found.record == measured().record and found.steady == {}
-    assert "pooled_auroc" not in with_pooled(measured(), {"a": decided(ONE_CLASS)}, PEOPLE, {}).record
+        found = with_pooled(make_loss_metrics(), counts, PEOPLE, {})
+        assert found.record == make_loss_metrics().record and found.steady == {}
+    assert "pooled_auroc" not in with_pooled(make_loss_metrics(), {"a": append_decided(ONE_CLASS)}, PEOPLE, {}).record
 
 
 def test_participants_of_one_class_each_have_a_pooled_one_together():
     positive = np.array([[[0, 0], [1, 3]]], np.int32)
-    found = with_pooled(measured("ab"), {"a": decided(ONE_CLASS), "b": decided(positive)}, PEOPLE, {})
+    found = with_pooled(
+        make_loss_metrics("ab"), {"a": append_decided(ONE_CLASS), "b": append_decided(positive)}, PEOPLE, {}
+    )
     labels, scores = [0] * 8 + [1] * 4, [0] * 5 + [1] * 3 + [0] + [1] * 3
     assert found.record["pooled_auroc"] == pytest.approx(roc_auc_score(labels, scores))
     assert found.record["pooled_macro_f1"] == pytest.approx(f1_score(labels, scores, average="macro"))
@@ -96,7 +97,7 @@ def test_the_macro_f1_of_unequal_participants_is_that_of_their_labels_together()
     for name in labels:
         outputs = torch.eye(4)[decisions[name]]
         counts[name] = score_counts(outputs, torch.tensor(labels[name]), "softmax", 10)
-    found = with_pooled(measured("ab"), counts, PEOPLE, {}).record["pooled_macro_f1"]
+    found = with_pooled(make_loss_metrics("ab"), counts, PEOPLE, {}).record["pooled_macro_f1"]
     assert found == pytest.approx((2 * 2 / (4 + 2) + 2 * 2 / (3 + 3) + 2 * 1 / (1 + 3)) / 3)
     assert found == pytest.approx(f1_score(*([*of["a"], *of["b"]] for of in (labels, decisions)), average="macro"))
 
@@ -113,8 +114,8 @@ def test_the_macro_f1_of_a_finding_is_that_of_both_classes_at_the_task_s_thresho
 
 def test_clusters_have_their_own_and_who_sent_none_is_counted():
     clusters = {"cluster-0": {"served_loss": 1.0}, "cluster-1": {"served_loss": 1.0}, "cluster-2": {}}
-    counts = {"a": decided(GOOD), "b": None, "c": decided(BAD), "d": decided(BAD)}
-    before = measured(clusters=clusters)
+    counts = {"a": append_decided(GOOD), "b": None, "c": append_decided(BAD), "d": append_decided(BAD)}
+    before = make_loss_metrics(clusters=clusters)
     found = with_pooled(before, counts, PEOPLE, {"a": 0, "b": 0, "c": 1, "d": 1})
     assert found.record["clusters"]["cluster-0"] == {"served_loss": 1.0, "pooled_auroc": 1.0, "pooled_macro_f1": 1.0}
     assert found.record["clusters"]["cluster-1"]["pooled_auroc"] == 0
@@ -125,23 +126,22 @@ def test_clusters_have_their_own_and_who_sent_none_is_counted():
 
 
 def test_a_site_that_says_that_it_has_10_to_the_9_samples_decides_with_its_share_alone():
-    huge = decided(BAD.astype(np.int64) * (10**9 // 8))
-    counts = {**dict.fromkeys("abc", decided(GOOD)), "d": huge}
-    found = with_pooled(measured(), counts, PEOPLE, {}, 1 / 3)
+    huge = append_decided(BAD.astype(np.int64) * (10**9 // 8))
+    counts = {**dict.fromkeys("abc", append_decided(GOOD)), "d": huge}
+    found = with_pooled(make_loss_metrics(), counts, PEOPLE, {}, 1 / 3)
     for name in ("pooled_auroc", "pooled_macro_f1"):
         assert found.record[name] > 0.5  # in the record, too
         assert found.deciding()[name] > 0.6
-    free = with_pooled(measured(), counts, PEOPLE, {}, None)
+    free = with_pooled(make_loss_metrics(), counts, PEOPLE, {}, None)
     assert free.deciding()["pooled_auroc"] == free.record["pooled_auroc"]
     sites = {name: "one" if name in "cd" else name for name in PEOPLE}
-    together = bounded_sum({**counts, "c": decided(BAD)}, sites, 1 / 3)
+    together = bounded_sum({**counts, "c": append_decided(BAD)}, sites, 1 / 3)
     assert together[0, :, :-1].sum() == pytest.approx(24)  # two participants of one site weigh as each other site
 
 
-def run(folder: Path, method: str, **more) -> None:
-    name, values = parse_spec(method)
+def run_scored(folder: Path, method: str, **more) -> None:
     run_loop(
-        method=build_method({"method": name, **values}),
+        method=build_from_spec(method),
         model=MODEL,
         source=Digits(),
         data=DATA,
@@ -161,7 +161,7 @@ def test_of_a_trained_model_it_is_near_the_exact_one(tmp_path, monkeypatch, meth
         return counted(self, outputs)
 
     monkeypatch.setattr(Learner, "score_counts", watched)
-    run(tmp_path, method, key_metric="pooled_auroc")
+    run_scored(tmp_path, method, key_metric="pooled_auroc")
     found = load_run(tmp_path)
     assert len(found.rounds) == 3
     for record in found.rounds:
@@ -185,10 +185,10 @@ def test_of_a_trained_model_it_is_near_the_exact_one(tmp_path, monkeypatch, meth
 
 
 def test_histograms_change_nothing_else(tmp_path):
-    run(tmp_path / "with", "wecfl:k=2")
+    run_scored(tmp_path / "with", "wecfl:k=2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Learner, "score_counts", lambda self, outputs: None)
-        run(tmp_path / "without", "wecfl:k=2")
+        run_scored(tmp_path / "without", "wecfl:k=2")
     kept = [load_run(tmp_path / name).rounds for name in ("with", "without")]
     for one, other in zip(*kept):
         for record in (one, other):
@@ -313,12 +313,12 @@ REAL = Scored.of(SHAPE, "sigmoid", 1, real=True)
 SIMULATED = Scored.of(SHAPE, "sigmoid", 1, real=False)
 
 
-def people(*names: str) -> dict[str, Participant]:
+def make_participants(*names: str) -> dict[str, Participant]:
     """Participants; the site is the name's first letter."""
     return {name: Participant(name, f"site-{name[0]}", 10) for name in names}
 
 
-def counts(seed: int, samples: int = 40, classes: int = 1, bins: int = 10) -> np.ndarray:
+def draw_counts(seed: int, samples: int = 40, classes: int = 1, bins: int = 10) -> np.ndarray:
     """Histograms of a model that ranks well, of so many samples."""
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(samples) % 2)
@@ -346,7 +346,7 @@ def test_two_participants_of_unequal_size_by_hand():
     a = np.array([[[0, 2], [0, 1]]], np.int32)
     b = np.array([[[0, 0], [1, 0]]], np.int32)
     scored = Scored((1, 2, 2), "sigmoid")
-    found = curves(scored, {"a": a, "b": b}, people("a", "b"), {"a": 0, "b": 0}, 4)
+    found = curves(scored, {"a": a, "b": b}, make_participants("a", "b"), {"a": 0, "b": 0}, 4)
     own = found.curves["cluster-0"]
     assert own.roc == [(0, 0), (1, 0.5), (1, 1)]  # with the class: one of two in the highest bin
     assert own.auroc == 0.25 == auroc_of_counts(a + b)
@@ -361,7 +361,7 @@ def test_decisions_by_class_are_of_all_samples_together(tmp_path):
     a = np.array([[[2, 1, 1], [1, 7, 6]]], np.int32)  # the last number of each row: predicted to have the class
     b = np.array([[[1, 0, 0], [2, 0, 0]]], np.int32)
     scored = Scored((1, 2, 2), "sigmoid")
-    found = scored.curves({"a": a, "b": b}, people("a", "b"), {}, 0)
+    found = scored.curves({"a": a, "b": b}, make_participants("a", "b"), {}, 0)
     (rates,) = found.curves["all"].by_class
     assert rates == Rates(0, (0.6, 0.313, 0.832), (0.75, 0.301, 0.954))
     save_curves(tmp_path, found)
@@ -371,13 +371,13 @@ def test_decisions_by_class_are_of_all_samples_together(tmp_path):
     (tmp_path / "curves.json").write_text(text.replace("0.832", "8.32"))
     with pytest.raises(ConfigError, match="curves"):
         load_curves(tmp_path)
-    two = Scored((2, 2, 2), "softmax").curves({"a": np.concatenate([a[:, ::-1], a])}, people("a"), {}, 0)
+    two = Scored((2, 2, 2), "softmax").curves({"a": np.concatenate([a[:, ::-1], a])}, make_participants("a"), {}, 0)
     assert [rates.label for rates in two.curves["all"].by_class] == [1]
 
 
 def test_at_real_sites_a_curve_is_of_three_sites_not_of_three_participants():
-    who = people("a1", "a2", "b1", "c1", "d1", "e1")
-    sent = {name: counts(i) for i, name in enumerate(who)}
+    who = make_participants("a1", "a2", "b1", "c1", "d1", "e1")
+    sent = {name: draw_counts(i) for i, name in enumerate(who)}
     assignment = {"a1": 0, "a2": 0, "b1": 0, "c1": 1, "d1": 1, "e1": 1}
     found = curves(REAL, sent, who, assignment, 0, 1 / 3)
     assert set(found.curves) == {"cluster-1"} and found.left_out["cluster-0"] == "few_sites"
@@ -389,8 +389,8 @@ def test_at_real_sites_a_curve_is_of_three_sites_not_of_three_participants():
 
 def test_no_curve_is_the_difference_of_two_others():
     """All less cluster-1 would be the two sites of cluster-0; if those are three, all three curves are there."""
-    who = people("a", "b", "c", "d", "e", "f")
-    sent = {name: counts(i) for i, name in enumerate(who)}
+    who = make_participants("a", "b", "c", "d", "e", "f")
+    sent = {name: draw_counts(i) for i, name in enumerate(who)}
     assignment = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 1, "f": 1}
     assert curves(REAL, sent, who, assignment, 0).left_out == {"all": "difference", "cluster-0": "few_sites"}
     three = {**assignment, "c": 0}
@@ -405,8 +405,8 @@ def test_no_curve_is_the_difference_of_two_others():
 
 
 def test_at_real_sites_a_point_is_of_ten_samples_and_a_class_of_ten_with_it():
-    who = people("a", "b", "c")
-    sent = {name: counts(i) for i, name in enumerate(who)}
+    who = make_participants("a", "b", "c")
+    sent = {name: draw_counts(i) for i, name in enumerate(who)}
     own = curves(REAL, sent, who, {}, 0).curves["all"]
     total = sum(sent.values()).sum(axis=(0, 1))
     merged = (np.add.reduceat(total, [0]) // 10).item()
@@ -420,13 +420,13 @@ def test_at_real_sites_a_point_is_of_ten_samples_and_a_class_of_ten_with_it():
 
 def test_a_class_that_one_of_three_sites_has_is_in_no_curve():
     """All samples with the class are a's: true positive rates would be those of a alone."""
-    who = people("a", "b", "c")
+    who = make_participants("a", "b", "c")
     healthy = {name: np.stack([own[:, 0] + own[:, 1], 0 * own[:, 1]], axis=1) for name, own in
-               ((name, counts(i)) for i, name in enumerate(who))}  # fmt: skip
-    sent = {**healthy, "a": counts(0, 80)}
+               ((name, draw_counts(i)) for i, name in enumerate(who))}  # fmt: skip
+    sent = {**healthy, "a": draw_counts(0, 80)}
     assert curves(REAL, sent, who, {}, 0).left_out == {"all": "few_samples"}
     assert set(curves(SIMULATED, sent, who, {}, 0).curves) == {"all"}
-    two = {name: np.concatenate([own, counts(9 + i)]) for i, (name, own) in enumerate(sent.items())}
+    two = {name: np.concatenate([own, draw_counts(9 + i)]) for i, (name, own) in enumerate(sent.items())}
     scored = Scored.of((2, 2, 10), "sigmoid", 1, real=True)
     assert curves(scored, two, who, {}, 0).curves["all"].classes == 1
 
@@ -435,7 +435,7 @@ def test_a_site_that_says_it_has_10_to_the_9_samples_does_not_make_the_curve():
     good, bad = np.zeros(SHAPE, np.int64), np.zeros(SHAPE, np.int64)
     good[0, 0, 0] = good[0, 1, 9] = 20
     bad[0, 0, 9] = bad[0, 1, 0] = 5 * 10**8
-    who = people("a", "b", "c", "d")
+    who = make_participants("a", "b", "c", "d")
     found = curves(REAL, {"a": good, "b": good, "c": good, "d": bad}, who, {}, 0, 1 / 3)
     assert found.curves["all"].auroc == pytest.approx(auroc_of_counts(3 * good + bad * 6e-8), abs=1e-4)
     assert found.curves["all"].auroc > 0.6
@@ -444,18 +444,17 @@ def test_a_site_that_says_it_has_10_to_the_9_samples_does_not_make_the_curve():
 
 def test_of_two_classes_that_exclude_each_other_the_curve_is_the_second_one_s():
     scored = Scored((2, 2, 10), "softmax")
-    second = counts(1)[0]
+    second = draw_counts(1)[0]
     both = np.stack([second[::-1, ::-1], second])
-    found = curves(scored, {"a": both}, people("a"), {}, 0)
+    found = curves(scored, {"a": both}, make_participants("a"), {}, 0)
     assert found.of_classes == 1 and found.curves["all"].auroc == pytest.approx(auroc_of_counts(both), abs=1e-4)
     assert sum(share * n for _, share, n in found.curves["all"].calibration) == pytest.approx(second[1].sum(), abs=0.01)
-    assert curves(Scored((2, 2, 10), "sigmoid"), {"a": both}, people("a"), {}, 0).of_classes == 2
+    assert curves(Scored((2, 2, 10), "sigmoid"), {"a": both}, make_participants("a"), {}, 0).of_classes == 2
 
 
 def run_of_digits(folder: Path, method: str) -> None:
-    name, values = parse_spec(method)
     run_loop(
-        method=build_method({"method": name, **values}),
+        method=build_from_spec(method),
         model=MODEL,
         source=Digits(),
         data=DATA,
@@ -490,7 +489,7 @@ def test_withheld_histograms_leave_no_curve_and_no_score_bins_no_file(tmp_path, 
 
 def test_a_foreign_file_is_checked_before_it_is_used(tmp_path):
     scored = Scored(SHAPE, "sigmoid")
-    save_curves(tmp_path, curves(scored, {"a": counts(0)}, people("a"), {"a": 0}, 3))
+    save_curves(tmp_path, curves(scored, {"a": draw_counts(0)}, make_participants("a"), {"a": 0}, 3))
     sound = json.loads((tmp_path / CURVES).read_text())
     kept = load_curves(tmp_path)
     assert json.loads(json.dumps({"version": 1, **asdict(kept)})) == sound
@@ -519,8 +518,8 @@ def test_a_foreign_file_is_checked_before_it_is_used(tmp_path):
 
 def test_rounded_curves_do_not_show_which_site_a_sample_is_from():
     """With a share of a third, weights of sites differ; a point still has ten samples or more of them together."""
-    who = people("a", "b", "c")
-    sent = {"a": counts(0, 30), "b": counts(1, 300), "c": counts(2, 90)}
+    who = make_participants("a", "b", "c")
+    sent = {"a": draw_counts(0, 30), "b": draw_counts(1, 300), "c": draw_counts(2, 90)}
     own = curves(REAL, sent, who, {}, 0, 1 / 3).curves["all"]
     assert isinstance(own, Curve) and own.samples == 420
     together = bounded_sum(complete(sent), {n: n for n in who}, 1 / 3)[..., :-1]

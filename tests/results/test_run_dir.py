@@ -35,7 +35,7 @@ from cfl_flare.training.resident import ResidentModel
 PEOPLE = {"p": Participant("p", "site-1", 30, 0), "q": Participant("q", "site-1", 10, 1)}
 
 
-class Foreign(nn.Linear):
+class ForeignLinear(nn.Linear):
     """A model that is not the package's own."""
 
     def __init__(self, in_features: int, out_features: int):
@@ -54,7 +54,9 @@ def weights(module: nn.Module) -> Params:
     return ResidentModel(module).read()
 
 
-def measured(number: int, accuracy: float | None = None, trained: tuple[str, ...] = ("p", "q")) -> RoundMetrics:
+def make_round_metrics(
+    number: int, accuracy: float | None = None, trained: tuple[str, ...] = ("p", "q")
+) -> RoundMetrics:
     record: dict[str, Any] = {"round": number, "trained": list(trained), "cluster_sizes": [], "clusters": {}}
     record |= {"bytes_down": 100, "bytes_up": 10, "seconds": 0.5}
     if accuracy is None:
@@ -66,8 +68,8 @@ def record_run(folder: Path, module: nn.Module, slots: tuple[str, ...] = ("globa
     """Two rounds, of which the first alone is measured."""
     bank = {slot: Params((p := weights(module)).layout, p.vector + i, p.counters + i) for i, slot in enumerate(slots)}
     recorder = Recorder(folder, marked({"data": {"seed": 4}}), marked(describe_network(module)))
-    recorder.round(measured(0, 0.75), ServerState(bank, {"p": 0}, 1), PEOPLE)
-    recorder.round(measured(1, trained=("q",)), ServerState(bank, {"p": 0, "q": 1}, 2), PEOPLE)
+    recorder.round(make_round_metrics(0, 0.75), ServerState(bank, {"p": 0}, 1), PEOPLE)
+    recorder.round(make_round_metrics(1, trained=("q",)), ServerState(bank, {"p": 0, "q": 1}, 2), PEOPLE)
     method = FedAvg() if slots == ("global",) else WeCFL(k=len(slots))
     served = {slot: Served((params,)) for slot, params in bank.items()}
     recorder.close(
@@ -149,17 +151,21 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
 def test_a_class_from_elsewhere_is_not_imported_and_one_that_is_imported_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = Foreign(2, 3)
+    module = ForeignLinear(2, 3)
     record_run(tmp_path, module)
     x = torch.randn(4, 2)
     torch.testing.assert_close(load_model(tmp_path)(x), module(x))
-    with pytest.raises(ConfigError, match=r"holds a .*Foreign; import its module first, or build one and pass it"):
+    with pytest.raises(
+        ConfigError, match=r"holds a .*ForeignLinear; import its module first, or build one and pass it"
+    ):
         read_model(tmp_path / "clusters" / "global.safetensors")  # what the command line reads
     monkeypatch.delitem(sys.modules, __name__)
-    with pytest.raises(ConfigError, match=r"holds a .*Foreign; import its module first, or build one and pass it"):
+    with pytest.raises(
+        ConfigError, match=r"holds a .*ForeignLinear; import its module first, or build one and pass it"
+    ):
         load_model(tmp_path)
     assert __name__ not in sys.modules
-    torch.testing.assert_close(load_model(tmp_path, model=Foreign(2, 3))(x), module(x))
+    torch.testing.assert_close(load_model(tmp_path, model=ForeignLinear(2, 3))(x), module(x))
 
 
 LOADS = """
@@ -189,11 +195,11 @@ def test_a_file_calls_no_class_of_an_installed_package_that_this_program_has_imp
     installed = importlib.import_module("installed_net")
     monkeypatch.setitem(sys.modules, "installed_net", installed)
     monkeypatch.setattr(sys.modules[__name__], "borrowed", installed.Loads, raising=False)
-    record_run(tmp_path / "run", Foreign(2, 3))
+    record_run(tmp_path / "run", ForeignLinear(2, 3))
     path = tmp_path / "run" / "clusters" / "global.safetensors"
     arrays, meta = load_arrays(path)
     spec = {"class_path": name, "args": {"weights": "https://host/model.pt"}}
-    own = {"class_path": f"{__name__}.Foreign", "args": {"in_features": spec, "out_features": 3}}
+    own = {"class_path": f"{__name__}.ForeignLinear", "args": {"in_features": spec, "out_features": 3}}
     save_arrays(path, arrays, meta | {"model": own if inside else spec})
     with pytest.raises(ConfigError, match=r"holds a .*build one and pass it as model="):
         load_model(tmp_path / "run")
@@ -253,12 +259,12 @@ def test_the_summary_is_plain_json(tmp_path: Path) -> None:
 # ---- While a run goes on ----
 
 
-def write(folder: Path, name: str, *lines: object, mode: str = "w") -> None:
+def write_json_lines(folder: Path, name: str, *lines: object, mode: str = "w") -> None:
     with (folder / name).open(mode) as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def line(number: int, **more: object) -> dict[str, object]:
+def make_round_line(number: int, **more: object) -> dict[str, object]:
     return {"round": number, "cluster_sizes": [2, 1], **more}
 
 
@@ -283,7 +289,7 @@ def test_what_is_known_of_a_job_without_results(tmp_path):
     ]
     assert told[4].endswith("does that: cfl-flare site check --kit KIT") and len(told) == 5
     attempt.note({"a": READY, "c": READY}, checked_in=True)
-    write(folder, "rounds.jsonl", line(0, trained=["a"], failed={"c": "no result in time"}))
+    write_json_lines(folder, "rounds.jsonl", make_round_line(0, trained=["a"], failed={"c": "no result in time"}))
     attempt.end("too few\x1b[2J answers")
     detail = ["server: OK", "d: not authorized", 7]
     (tmp_path / "meta.json").write_text(json.dumps({"status": "FINISHED:ABNORMAL", "job_deploy_detail": detail}))

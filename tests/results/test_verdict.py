@@ -20,7 +20,7 @@ TWO, THREE = Entrant("wecfl-k2", "wecfl (K=2)", 2), Entrant("wecfl-k3", "wecfl (
 HOSPITALS = 12
 
 
-def everywhere(value: float, tested: int = 100, **others: float) -> Measured:
+def make_hospitals(value: float, tested: int = 100, **others: float) -> Measured:
     """Twelve hospitals with 1 to 12 samples that measure this value, on draws that all candidates share."""
     shared = 0.02 * np.random.default_rng(0).normal(size=200)
     values = {f"h{i}": others.get(f"h{i}", value) for i in range(HOSPITALS)}
@@ -29,7 +29,7 @@ def everywhere(value: float, tested: int = 100, **others: float) -> Measured:
 
 def all_over(**values: float) -> dict[str, Measured]:
     """The same of each candidate."""
-    return {name.replace("_", "-"): everywhere(value) for name, value in values.items()}
+    return {name.replace("_", "-"): make_hospitals(value) for name, value in values.items()}
 
 
 def preferred(entrants: list[Entrant], validated: dict[str, Measured], mode: str = "max") -> Entrant | None:
@@ -37,7 +37,11 @@ def preferred(entrants: list[Entrant], validated: dict[str, Measured], mode: str
 
 
 def test_clusters_that_are_clearly_better_are_recommended_with_numbers():
-    tested = {"local": everywhere(0.7, h3=0.95), "fedavg": everywhere(0.79, h7=0.88), "wecfl-k3": everywhere(0.84)}
+    tested = {
+        "local": make_hospitals(0.7, h3=0.95),
+        "fedavg": make_hospitals(0.79, h7=0.88),
+        "wecfl-k3": make_hospitals(0.84),
+    }
     validated = all_over(local=0.7, fedavg=0.79, wecfl_k3=0.84)
     found = decide(tested, validated, [ALONE, ONE, THREE], 20, "auroc")
     assert found.cluster and found.chosen == THREE and found.best_other == ONE
@@ -56,8 +60,8 @@ def test_clusters_that_are_clearly_better_are_recommended_with_numbers():
 
 
 def test_test_samples_do_not_choose_among_candidates_with_clusters():
-    tested = {"local": everywhere(0.5), "fedavg": everywhere(0.6), "wecfl-k2": everywhere(0.7)}
-    tested["wecfl-k3"] = everywhere(0.9)
+    tested = {"local": make_hospitals(0.5), "fedavg": make_hospitals(0.6), "wecfl-k2": make_hospitals(0.7)}
+    tested["wecfl-k3"] = make_hospitals(0.9)
     validated = all_over(local=0.5, fedavg=0.6, wecfl_k2=0.81, wecfl_k3=0.8)
     assert decide(tested, validated, [ALONE, ONE, TWO, THREE], 20, "accuracy").chosen == TWO
 
@@ -66,11 +70,11 @@ def test_among_candidates_that_are_alike_the_simplest_is_taken():
     """K=3 is better by 0.01 on average, which differs between hospitals more than that; K=2 is private and is not."""
     uneven = {f"h{i}": 0.81 + (0.1 if i % 2 else -0.1) for i in range(HOSPITALS)}
     own = Entrant("wecfl-k2-norm", "wecfl (K=2) with private norm layers", 2, True)
-    validated = all_over(wecfl_k2=0.8, wecfl_k2_norm=0.8) | {"wecfl-k3": everywhere(0.0, **uneven)}
+    validated = all_over(wecfl_k2=0.8, wecfl_k2_norm=0.8) | {"wecfl-k3": make_hospitals(0.0, **uneven)}
     assert preferred([THREE, own, TWO], validated) == TWO
     assert preferred([THREE, own], validated) == own
-    assert preferred([THREE, TWO], validated | {"wecfl-k3": everywhere(0.81)}) == THREE  # everywhere by as much
-    assert preferred([THREE, TWO], validated | {"wecfl-k3": everywhere(0.79)}, "min") == THREE
+    assert preferred([THREE, TWO], validated | {"wecfl-k3": make_hospitals(0.81)}) == THREE  # everywhere by as much
+    assert preferred([THREE, TWO], validated | {"wecfl-k3": make_hospitals(0.79)}, "min") == THREE
     assert preferred([own], validated) == own and preferred([], {}) is None
 
 
@@ -78,21 +82,21 @@ def test_each_hospital_alone_is_the_last_of_those_that_are_alike():
     """Alone is better by 0.01 on average, which differs between hospitals more than that."""
     uneven = {f"h{i}": 0.81 + (0.1 if i % 2 else -0.1) for i in range(HOSPITALS)}
     private = Entrant("fedavg-bias", "one model for all with private biases", 0, True)
-    validated = all_over(fedavg=0.8, fedavg_bias=0.801) | {"local": everywhere(0.0, **uneven)}
+    validated = all_over(fedavg=0.8, fedavg_bias=0.801) | {"local": make_hospitals(0.0, **uneven)}
     assert preferred([ALONE, ONE, private], validated) == private  # of the two ways to have one model, the better one
-    assert preferred([ALONE, ONE, private], validated | {"fedavg": everywhere(0.802)}) == ONE
-    assert preferred([ALONE, ONE, private], validated | {"fedavg-bias": everywhere(0.8)}) == ONE
-    assert preferred([ALONE, ONE, private], validated | {"local": everywhere(0.9)}) == ALONE
+    assert preferred([ALONE, ONE, private], validated | {"fedavg": make_hospitals(0.802)}) == ONE
+    assert preferred([ALONE, ONE, private], validated | {"fedavg-bias": make_hospitals(0.8)}) == ONE
+    assert preferred([ALONE, ONE, private], validated | {"local": make_hospitals(0.9)}) == ALONE
 
 
 def test_a_model_that_each_hospital_tunes_is_taken_if_one_model_is_clearly_worse():
     """Tuned it is better by 0.01 on average, which differs between hospitals more than that; then everywhere."""
     uneven = {f"h{i}": 0.81 + (0.1 if i % 2 else -0.1) for i in range(HOSPITALS)}
     tuned = Entrant("finetune", "one model, fine-tuned at each hospital", tuned=True)
-    validated = all_over(fedavg=0.8, local=0.81) | {"finetune": everywhere(0.0, **uneven)}
+    validated = all_over(fedavg=0.8, local=0.81) | {"finetune": make_hospitals(0.0, **uneven)}
     assert preferred([ONE, tuned], validated) == ONE
-    assert preferred([ALONE, ONE, tuned], validated | {"finetune": everywhere(0.82)}) == tuned
-    assert preferred([ALONE, tuned], validated | {"finetune": everywhere(0.81)}) == tuned  # alone is never simpler
+    assert preferred([ALONE, ONE, tuned], validated | {"finetune": make_hospitals(0.82)}) == tuned
+    assert preferred([ALONE, tuned], validated | {"finetune": make_hospitals(0.81)}) == tuned  # alone is never simpler
     two = Entrant("wecfl-k2-finetune", "wecfl-finetune (K=2)", 2, tuned=True)
     assert preferred([two, THREE], all_over(wecfl_k2_finetune=0.8, wecfl_k3=0.8)) == THREE
 
@@ -106,7 +110,7 @@ def test_clusters_have_to_be_clearly_better_than_random_groups():
     assert verdict.cluster and verdict.chosen == THREE
     against = next(sentence for sentence in verdict.sentences() if "random" in sentence)
     assert against.startswith("Against random groups of the same sizes: auroc 0.800 against 0.600 (+0.200, 95 % inter")
-    alike = values | {"random-k3": everywhere(0.8)}
+    alike = values | {"random-k3": make_hospitals(0.8)}
     verdict = decide(alike, alike, [ALONE, ONE, THREE, RANDOM], 20, "auroc")
     assert not verdict.cluster and verdict.chosen == ONE
     assert verdict.sentences()[0].startswith(
@@ -130,7 +134,9 @@ def with_events(measured: Measured, events: int) -> Measured:
 
 
 def test_too_few_events_cannot_tell_and_local_is_not_recommended_by_them():
-    tested = {name: with_events(everywhere(v), 4) for name, v in (("local", 0.9), ("fedavg", 0.8), ("wecfl-k2", 0.95))}
+    tested = {
+        name: with_events(make_hospitals(v), 4) for name, v in (("local", 0.9), ("fedavg", 0.8), ("wecfl-k2", 0.95))
+    }
     found = decide(tested, tested, [ALONE, ONE, TWO], 20, "auroc", fewest=100, everyone=15)
     assert not found.cluster and found.chosen == ONE
     advice, basis, *_ = found.sentences()
@@ -143,13 +149,15 @@ def test_too_few_events_cannot_tell_and_local_is_not_recommended_by_them():
         "by 12 of 15 hospitals with 1200 test samples, 48 of them not of the most frequent class."
     )
     assert decide(tested, tested, [ALONE, ONE, TWO], 20, "auroc", fewest=48).chosen == TWO
-    unknown = {name: everywhere(own["h0"].value) for name, own in tested.items()}  # 1200 samples of no known class
+    unknown = {name: make_hospitals(own["h0"].value) for name, own in tested.items()}  # 1200 samples of no known class
     assert decide(unknown, unknown, [ALONE, ONE, TWO], 20, "auroc", fewest=1200).cluster
     assert decide(unknown, unknown, [ALONE, ONE, TWO], 20, "auroc", fewest=1201).unsure
 
 
 def test_an_accuracy_that_naming_one_class_has_is_no_verdict():
-    rare = {name: with_events(everywhere(v), 7) for name, v in (("local", 0.93), ("fedavg", 0.929), ("wecfl-k2", 0.93))}
+    rare = {
+        name: with_events(make_hospitals(v), 7) for name, v in (("local", 0.93), ("fedavg", 0.929), ("wecfl-k2", 0.93))
+    }
     entrants = [ALONE, ONE, TWO]
     advice = decide(rare, rare, entrants, 20, "accuracy").sentences()[0]
     assert advice.startswith(
@@ -160,7 +168,9 @@ def test_an_accuracy_that_naming_one_class_has_is_no_verdict():
         "); judge by another key_metric, such as loss or auroc. Until then, train one model for all."
     )
     assert not decide(rare, rare, entrants, 20, "auroc").unsure
-    good = rare | {"wecfl-k2": with_events(everywhere(0.99), 7)}  # it is enough that the best with clusters says more
+    good = rare | {
+        "wecfl-k2": with_events(make_hospitals(0.99), 7)
+    }  # it is enough that the best with clusters says more
     assert decide(good, good, entrants, 20, "accuracy").cluster
 
 
@@ -178,7 +188,7 @@ def test_a_margin_that_is_wide_for_a_loss_is_remarked_on():
 
 def test_without_a_clear_gain_on_test_samples_there_is_no_clustering():
     better = {f"h{i}": 0.79 + (0.03 if i % 2 else -0.03) for i in range(HOSPITALS)}
-    tested = {"local": everywhere(0.5), "fedavg": everywhere(0.79), "wecfl-k2": everywhere(0.0, **better)}
+    tested = {"local": make_hospitals(0.5), "fedavg": make_hospitals(0.79), "wecfl-k2": make_hospitals(0.0, **better)}
     validated = all_over(local=0.5, fedavg=0.79, wecfl_k2=0.9)
     found = decide(tested, validated, [ALONE, ONE, TWO], 20, "accuracy")
     assert not found.cluster and found.chosen == ONE
@@ -198,7 +208,7 @@ def test_clusters_that_are_clearly_worse_are_said_to_be_so():
 
 
 def test_where_alone_is_best_and_nothing_with_clusters_is_left():
-    tested = {"local": everywhere(3.0), "fedavg": everywhere(4.0)}
+    tested = {"local": make_hospitals(3.0), "fedavg": make_hospitals(4.0)}
     found = decide(tested, all_over(local=3.0, fedavg=4.0), [ALONE, ONE], 5, "mae", "min")
     advice, _, _, one, *_ = found.sentences()
     assert advice == (
@@ -210,8 +220,8 @@ def test_where_alone_is_best_and_nothing_with_clusters_is_left():
 
 
 def test_small_hospitals_cannot_tell_and_few_of_them_say_little():
-    small = {name: own for name, own in everywhere(0.9, tested=8).items() if name in ("h0", "h1", "h2")}
-    other = {name: own for name, own in everywhere(0.8, tested=8).items() if name in small}
+    small = {name: own for name, own in make_hospitals(0.9, tested=8).items() if name in ("h0", "h1", "h2")}
+    other = {name: own for name, own in make_hospitals(0.8, tested=8).items() if name in small}
     found = decide({"local": other, "fedavg": small}, all_over(local=0.8, fedavg=0.9), [ALONE, ONE], 5, "accuracy")
     assert found.sentences()[-2:] == [
         "0 of 3 hospitals are better off than alone; 3 cannot tell (about 20 test samples each would do).",
@@ -244,7 +254,7 @@ def test_whatever_the_numbers_a_sentence_says_what_its_interval_shows(gains, see
 
 def test_a_verdict_is_json_and_names_are_shown_on_one_line():
     name = "h0\x1b[31m\n"
-    names, better = {name: everywhere(0.2)["h0"]}, {name: everywhere(0.9)["h0"]}
+    names, better = {name: make_hospitals(0.2)["h0"]}, {name: make_hospitals(0.9)["h0"]}
     found = decide({"local": names, "fedavg": better}, all_over(local=0.9, fedavg=0.2), [ALONE, ONE], 5, "accuracy")
     assert json.loads(json.dumps(found.to_dict()))["chosen"]["name"] == "local"
     assert not [s for s in found.sentences() if not s.isprintable()] and "\\x1b" in " ".join(found.sentences())
@@ -252,8 +262,8 @@ def test_a_verdict_is_json_and_names_are_shown_on_one_line():
 
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_equal_candidates_never_cluster(mode):
-    tested = {name: everywhere(0.8) for name in ("local", "fedavg", "wecfl-k2")}
-    found = decide(tested, dict.fromkeys(tested, everywhere(0.8)), [ALONE, ONE, TWO], 5, "accuracy", mode)
+    tested = {name: make_hospitals(0.8) for name in ("local", "fedavg", "wecfl-k2")}
+    found = decide(tested, dict.fromkeys(tested, make_hospitals(0.8)), [ALONE, ONE, TWO], 5, "accuracy", mode)
     assert not found.cluster and not any(one.clear for one in found.compared.values())
 
 

@@ -43,7 +43,7 @@ JITTER = "ColorJitter:brightness=0.4"
 SHAPE = (1, 8, 8)
 
 
-class Dropping(nn.Module):
+class DroppingConvolution(nn.Module):
     """A network whose training draws random numbers of its own."""
 
     def __init__(self) -> None:
@@ -66,29 +66,33 @@ class Pixels(nn.Module):
         return self.layers(x)
 
 
-def make_cnn() -> nn.Module:
+def make_pixel_cnn() -> nn.Module:
     return FashionCNN(SHAPE, 3)
 
 
-def arrays(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def draw_pixels(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     return normalised(rng.integers(0, 256, (n, *SHAPE), np.uint8)), rng.integers(0, 3, n)
 
 
 def tensors(n: int = 6) -> tuple[Tensor, Tensor]:
-    x, y = arrays(n)
+    x, y = draw_pixels(n)
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
-def learner(x: np.ndarray, y: np.ndarray, make: Any = make_cnn, number: int = 2, **settings: Any) -> Learner:
+def make_image_learner(
+    x: np.ndarray, y: np.ndarray, make: Any = make_pixel_cnn, number: int = 2, **settings: Any
+) -> Learner:
     known = TrainSettings(**{"lr": 0.1, "batch_size": 8, "local_steps": 4, **settings})
     work = Runtime(make, known, seed=3)
     split = Split.of(x, y, task=work.task)
     return Learner(work, "p", split, split, {}, number)
 
 
-def trained(x: np.ndarray, y: np.ndarray, make: Any = make_cnn, how: dict[str, Any] | None = None, **settings: Any):
-    work = learner(x, y, make, **settings)
+def train_pixels(
+    x: np.ndarray, y: np.ndarray, make: Any = make_pixel_cnn, how: dict[str, Any] | None = None, **settings: Any
+):
+    work = make_image_learner(x, y, make, **settings)
     return work.train(work.initial(0), **(how or {}))
 
 
@@ -174,16 +178,16 @@ def test_draws_are_those_of_the_seed_and_of_nothing_else(text: str) -> None:
     assert not torch.equal(one, chain(x, y, 8)[0])
 
 
-@pytest.mark.parametrize("make", [make_cnn, Dropping])
+@pytest.mark.parametrize("make", [make_pixel_cnn, DroppingConvolution])
 @pytest.mark.parametrize("how", [{}, {"inner_lr": 0.05}, {"epochs": 2, "purpose": "finetune"}])
 def test_batches_and_dropout_are_those_without_it(make: Any, how: dict[str, Any]) -> None:
-    x, y = arrays(20)
-    still = trained(x, y, make, how, augment=["RandomHorizontalFlip:p=0"])
-    assert_equal(trained(x, y, make, how), still)
+    x, y = draw_pixels(20)
+    still = train_pixels(x, y, make, how, augment=["RandomHorizontalFlip:p=0"])
+    assert_equal(train_pixels(x, y, make, how), still)
 
 
 def test_participant_round_part_purpose_and_seed_have_draws_of_their_own() -> None:
-    split = Split.of(*arrays(8))
+    split = Split.of(*draw_pixels(8))
     images = []
     for seed, name, number, part, purpose in (
         (3, "a", 0, "", "train"),
@@ -193,7 +197,7 @@ def test_participant_round_part_purpose_and_seed_have_draws_of_their_own() -> No
         (3, "a", 0, "local", "train"),
         (3, "a", 0, "", "finetune"),
     ):
-        work = Runtime(make_cnn, TrainSettings(augment=[JITTER]), seed)
+        work = Runtime(make_pixel_cnn, TrainSettings(augment=[JITTER]), seed)
         one = Learner(work, name, split, split, {}, number)
         one = one.part(part) if part else one
         images += [batch.x for batch in (one._drawn([torch.arange(8)] * 2, purpose)[i] for i in range(2))]
@@ -201,7 +205,7 @@ def test_participant_round_part_purpose_and_seed_have_draws_of_their_own() -> No
 
 
 def test_a_batch_is_the_same_each_time_and_whether_or_not_all_were_made() -> None:
-    work = learner(*arrays(20), augment=[JITTER])
+    work = make_image_learner(*draw_pixels(20), augment=[JITTER])
     indices = [torch.tensor([3, 1, 4]), torch.tensor([0, 7])]
     made, again = work._drawn(indices, "train"), work._drawn(indices, "train")
     assert again.samples().is_contiguous(memory_format=torch.channels_last)
@@ -212,35 +216,35 @@ def test_a_batch_is_the_same_each_time_and_whether_or_not_all_were_made() -> Non
 # Training on flipped images is training on images that were flipped before
 
 
-@pytest.mark.parametrize("make", [make_cnn, Dropping])
+@pytest.mark.parametrize("make", [make_pixel_cnn, DroppingConvolution])
 @pytest.mark.parametrize("how", [{}, {"inner_lr": 0.05}, {"epochs": 1}, {"frozen": "head"}])
 @pytest.mark.parametrize("samples", [1, 5, 17, 24])
 def test_training_sees_the_transformed_images(make: Any, how: dict[str, Any], samples: int) -> None:
-    x, y = arrays(samples)
-    if samples == 1 and make is Dropping:
+    x, y = draw_pixels(samples)
+    if samples == 1 and make is DroppingConvolution:
         x, y = np.concatenate((x, x)), np.concatenate((y, y))
     flipped = np.ascontiguousarray(x[..., ::-1])
-    moved = trained(x, y, make, how, augment=[FLIP])
-    assert_equal(moved, trained(flipped, y, make, how))
-    assert not np.array_equal(moved.vector, trained(x, y, make, how).vector)
+    moved = train_pixels(x, y, make, how, augment=[FLIP])
+    assert_equal(moved, train_pixels(flipped, y, make, how))
+    assert not np.array_equal(moved.vector, train_pixels(x, y, make, how).vector)
 
 
 def test_masks_are_transformed_in_training() -> None:
     rng = np.random.default_rng(1)
-    x, y = arrays(12)[0], rng.integers(0, 3, (12, 8, 8))
+    x, y = draw_pixels(12)[0], rng.integers(0, 3, (12, 8, 8))
     own = {"make": Pixels, "task": "segmentation", "class_weights": "balanced"}
-    moved = trained(x, y, augment=[FLIP], **own)
-    assert_equal(moved, trained(x[..., ::-1], np.ascontiguousarray(y[..., ::-1]), **own))
-    assert not np.array_equal(moved.vector, trained(x[..., ::-1], y, **own).vector)
+    moved = train_pixels(x, y, augment=[FLIP], **own)
+    assert_equal(moved, train_pixels(x[..., ::-1], np.ascontiguousarray(y[..., ::-1]), **own))
+    assert not np.array_equal(moved.vector, train_pixels(x[..., ::-1], y, **own).vector)
 
 
-@pytest.mark.parametrize("make", [make_cnn, Dropping])
+@pytest.mark.parametrize("make", [make_pixel_cnn, DroppingConvolution])
 @pytest.mark.parametrize("mode", ["evaluation", "training"])
 def test_compared_models_and_a_frozen_one_see_the_same_images(make: Any, mode: str) -> None:
-    x, y = arrays(20)
+    x, y = draw_pixels(20)
 
     def steps(images: np.ndarray, inner: float | None = None, **settings: Any) -> Any:
-        work = learner(images, y, make, **settings)
+        work = make_image_learner(images, y, make, **settings)
         models = tuple(work.initial(i) for i in range(2))
         term = RepresentationContrast(5.0, 0.5, 0, models, training=mode == "training")
         return work.beside(work.initial(2)).train(work.initial(1), [term], inner_lr=inner)
@@ -250,17 +254,20 @@ def test_compared_models_and_a_frozen_one_see_the_same_images(make: Any, mode: s
 
 
 def test_a_step_of_adaptation_is_training_too() -> None:
-    x, y = arrays(20)
+    x, y = draw_pixels(20)
     for frozen in (False, True):
-        one, other = learner(x, y, Dropping, augment=[FLIP]), learner(x[..., ::-1].copy(), y, Dropping)
+        one, other = (
+            make_image_learner(x, y, DroppingConvolution, augment=[FLIP]),
+            make_image_learner(x[..., ::-1].copy(), y, DroppingConvolution),
+        )
         works = [work.beside(work.initial(2)) if frozen else work for work in (one, other)]
         assert_equal(*(work.adapted(work.initial(0), 3, 0.1) for work in works))
 
 
 def test_one_step_with_a_term_against_torch() -> None:
-    x, y = arrays(8)
+    x, y = draw_pixels(8)
     make = partial(MLP, SHAPE, 3, hidden=[5])
-    work = learner(x, y, make, lr=1.0, momentum=0.0, local_steps=1, augment=[MAYBE, JITTER])
+    work = make_image_learner(x, y, make, lr=1.0, momentum=0.0, local_steps=1, augment=[MAYBE, JITTER])
     start, centre = work.initial(0), work.initial(1)
     moved = work.train(start, [RepresentationContrast(2.0, 0.5, 0, (centre, work.initial(2)))])
 
@@ -281,8 +288,8 @@ def test_one_step_with_a_term_against_torch() -> None:
 
 
 def test_what_is_measured_and_compared_is_never_transformed() -> None:
-    x, y = arrays(20)
-    one, other = learner(x, y, augment=[FLIP, JITTER]), learner(x, y)
+    x, y = draw_pixels(20)
+    one, other = make_image_learner(x, y, augment=[FLIP, JITTER]), make_image_learner(x, y)
     models = [one.initial(i) for i in range(3)]
     np.testing.assert_array_equal(one.losses(models), other.losses(models))
     np.testing.assert_array_equal(one.losses(models, samples=7), other.losses(models, samples=7))
@@ -293,7 +300,9 @@ def test_what_is_measured_and_compared_is_never_transformed() -> None:
 # Runs
 
 
-def loop(method: Method, folder: Path | None = None, stop_at: int | None = None, **settings: Any) -> Server:
+def run_augmented_loop(
+    method: Method, folder: Path | None = None, stop_at: int | None = None, **settings: Any
+) -> Server:
     def on_round(measured: Any) -> None:
         if measured.record["round"] == stop_at:
             raise KeyboardInterrupt
@@ -314,7 +323,7 @@ def loop(method: Method, folder: Path | None = None, stop_at: int | None = None,
     )
 
 
-def models(server: Server) -> bytes:
+def join_model_bytes(server: Server) -> bytes:
     return b"".join(model.vector.tobytes() for _, model in sorted(server.state.bank.items()))
 
 
@@ -322,11 +331,11 @@ def models(server: Server) -> bytes:
 def test_a_run_is_repeated_and_resumed(known: dict[str, Any], tmp_path: Path) -> None:
     method = build_method({**known, "k": 2, "penalties": [{"penalty": "contrastive", "on": "representations"}]})
     chain = ["RandomCrop:size=8,padding=1", "RandomRotation:degrees=[-10,10]"]
-    first = models(loop(method, augment=chain))
-    assert models(loop(method)) != first
+    first = join_model_bytes(run_augmented_loop(method, augment=chain))
+    assert join_model_bytes(run_augmented_loop(method)) != first
     with pytest.raises(KeyboardInterrupt):
-        loop(method, tmp_path, stop_at=2, augment=chain)
-    assert models(loop(method, tmp_path, augment=chain)) == first
+        run_augmented_loop(method, tmp_path, stop_at=2, augment=chain)
+    assert join_model_bytes(run_augmented_loop(method, tmp_path, augment=chain)) == first
 
 
 # ---- Refusals ----
@@ -399,7 +408,7 @@ def test_a_transform_that_this_torchvision_lacks(monkeypatch: pytest.MonkeyPatch
         Augment(["GaussianNoise"])
 
 
-def site(x: np.ndarray, augment: list[str]) -> Site:
+def make_augmented_site(x: np.ndarray, augment: list[str]) -> Site:
     """A site to which these samples are added: bytes, or floats as they are."""
     x = normalised(x) if x.dtype == np.uint8 else x
     samples = Samples(x, np.arange(len(x)) % 2)
@@ -442,16 +451,16 @@ REFUSED = [
 def test_what_a_site_refuses_before_the_first_round(augment: list[str], shape: tuple[int, ...], says: str) -> None:
     x = np.random.default_rng(0).integers(0, 256, (4, *shape), np.uint8)
     with pytest.raises(ConfigError, match=re.escape(says)):
-        site(x, augment)
+        make_augmented_site(x, augment)
 
 
 def test_colours_need_values_from_0_to_1() -> None:
     x = np.random.default_rng(0).normal(size=(40, *SHAPE)).astype(np.float32)
-    site(x, [MAYBE])  # wherever pixels are moved, their values stay
+    make_augmented_site(x, [MAYBE])  # wherever pixels are moved, their values stay
     with pytest.raises(
         ConfigError, match=r"ward: .*'ColorJitter.* takes images in \[0, 1\], and these are in \[-.*, .*\]"
     ):
-        site(x, [JITTER])
+        make_augmented_site(x, [JITTER])
 
 
 def test_a_result_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:

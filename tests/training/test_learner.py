@@ -25,7 +25,7 @@ from cfl_flare.training.losses import Pull
 from cfl_flare.training.resident import untrained
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings
-from tests.helpers.tiny import coin, learner
+from tests.helpers.tiny import coin, make_coin_learner, shift_statistics
 
 torch.set_num_threads(1)  # as in a run: such small work only waits for a second thread
 
@@ -41,7 +41,7 @@ class Scalar(nn.Module):
         return torch.cat([x * self.weight, torch.zeros_like(x)], dim=1)
 
 
-class Dropping(nn.Module):
+class DroppingMLP(nn.Module):
     """A network whose training draws random numbers of its own."""
 
     def __init__(self) -> None:
@@ -52,25 +52,25 @@ class Dropping(nn.Module):
         return self.layers(x)
 
 
-def split(x: Any, y: Any) -> Split:
+def make_float_split(x: Any, y: Any) -> Split:
     return Split.of(np.asarray(x, np.float32), np.asarray(y))
 
 
-def images(n: int, seed: int = 0) -> Split:
+def draw_image_split(n: int, seed: int = 0) -> Split:
     rng = np.random.default_rng(seed)
-    return split(rng.normal(size=(n, 1, 8, 8)), rng.integers(0, 3, n))
+    return make_float_split(rng.normal(size=(n, 1, 8, 8)), rng.integers(0, 3, n))
 
 
 def rows(n: int, seed: int = 0) -> Split:
     rng = np.random.default_rng(seed)
-    return split(rng.normal(size=(n, 3)), rng.integers(0, 2, n))
+    return make_float_split(rng.normal(size=(n, 3)), rng.integers(0, 2, n))
 
 
 def make_cnn() -> nn.Module:
     return FashionCNN((1, 8, 8), 3)
 
 
-POINTS = split([[1.0], [2.0], [-0.5]], [0, 1, 0])
+POINTS = make_float_split([[1.0], [2.0], [-0.5]], [0, 1, 0])
 
 
 def test_features_of_a_linear_model_are_its_samples_whatever_their_number() -> None:
@@ -110,15 +110,6 @@ def as_cross_entropy(params: Params, data: Split, reduction: str = "mean") -> Te
     module.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in params.arrays().items()})
     with torch.no_grad():
         return F.cross_entropy(module.eval()(data.x), data.y, reduction=reduction)
-
-
-def with_statistics(learner: Learner, index: int) -> Params:
-    """A model whose running statistics are far from those of any batch."""
-    params = learner.initial(index)
-    for entry in params.layout.entries:
-        if entry.kind == "buffer":
-            params.vector[entry.slice] += 0.5 + index
-    return params
 
 
 def test_one_step_by_hand() -> None:
@@ -188,16 +179,16 @@ def test_the_start_is_not_changed_and_the_result_is_remembered_for_the_round() -
 
 def test_training_does_not_depend_on_who_trained_before() -> None:
     def work() -> Runtime:
-        return Runtime(Dropping, TrainSettings(lr=0.1, batch_size=4, local_steps=7), seed=3)
+        return Runtime(DroppingMLP, TrainSettings(lr=0.1, batch_size=4, local_steps=7), seed=3)
 
     shared, ours, theirs = work(), rows(19), rows(11, seed=1)
-    start = untrained(Dropping, 3, 0)
+    start = untrained(DroppingMLP, 3, 0)
     torch.manual_seed(1)
     alone = Learner(work(), "a", ours, ours, {}, 2).train(start)
     torch.manual_seed(2)
     for name in ("b", "c"):
         other = Learner(shared, name, theirs, theirs, {}, 2)
-        other.evaluate(other.train(untrained(Dropping, 9, 9)))
+        other.evaluate(other.train(untrained(DroppingMLP, 9, 9)))
     state = torch.random.get_rng_state()
     again = Learner(shared, "a", ours, ours, {}, 2).train(start)
     np.testing.assert_array_equal(again.vector, alone.vector)
@@ -210,10 +201,10 @@ def test_training_does_not_depend_on_who_trained_before() -> None:
     [(4, "a", 2, "train"), (3, "b", 2, "train"), (3, "a", 1, "train"), (3, "a", 2, "finetune")],
 )
 def test_each_purpose_has_a_random_stream_of_its_own(seed: int, name: str, number: int, purpose: str) -> None:
-    data, start = rows(19), untrained(Dropping, 3, 0)
+    data, start = rows(19), untrained(DroppingMLP, 3, 0)
     settings = TrainSettings(lr=0.1, batch_size=4, local_steps=3)
-    one = Learner(Runtime(Dropping, settings, 3), "a", data, data, {}, 2).train(start)
-    other = Learner(Runtime(Dropping, settings, seed), name, data, data, {}, number).train(start, purpose=purpose)
+    one = Learner(Runtime(DroppingMLP, settings, 3), "a", data, data, {}, 2).train(start)
+    other = Learner(Runtime(DroppingMLP, settings, seed), name, data, data, {}, number).train(start, purpose=purpose)
     assert not np.array_equal(one.vector, other.vector)
 
 
@@ -235,7 +226,7 @@ def test_a_frozen_part_stays_as_it_is_whatever_pulls_at_it(part: Any) -> None:
     """Gradients, momentum, weight decay and a penalty; the rest moves, and later trainings move everything."""
     settings = TrainSettings(lr=0.1, batch_size=4, local_steps=5, weight_decay=0.1, keep_momentum=True)
     memory: dict[str, Params] = {}
-    learner = Learner(Runtime(Dropping, settings, 3), "a", rows(19), rows(5), memory)
+    learner = Learner(Runtime(DroppingMLP, settings, 3), "a", rows(19), rows(5), memory)
     start = learner.train(learner.initial(0))
     assert memory["momentum"].part(part).all()
     trained = learner.train(start, [Pull(0.5, start.part("all") + 1, start.layout.select("all"))], frozen=part)
@@ -256,7 +247,7 @@ def test_a_learner_s_labels_are_those_of_its_own_training_samples() -> None:
 
 def test_freezing_the_backbone_leaves_the_head_s_first_step_as_it_was() -> None:
     settings = TrainSettings(lr=0.1, batch_size=19, local_steps=1, momentum=0.9)
-    learner = Learner(Runtime(Dropping, settings, 3), "a", rows(19), rows(5), {})
+    learner = Learner(Runtime(DroppingMLP, settings, 3), "a", rows(19), rows(5), {})
     whole, head = learner.train(learner.initial(0)), learner.train(learner.initial(0), frozen="backbone")
     np.testing.assert_array_equal(head.part("head"), whole.part("head"))
 
@@ -264,7 +255,7 @@ def test_freezing_the_backbone_leaves_the_head_s_first_step_as_it_was() -> None:
 def test_epochs_take_the_place_of_the_run_s_steps() -> None:
     """Two passes over 19 samples by 4 are 10 batches."""
     tenfold, epochwise = (
-        Learner(Runtime(Dropping, TrainSettings(lr=0.1, batch_size=4, **more), 3), "a", rows(19), rows(5), {})
+        Learner(Runtime(DroppingMLP, TrainSettings(lr=0.1, batch_size=4, **more), 3), "a", rows(19), rows(5), {})
         for more in ({"local_steps": 10}, {"local_epochs": 7})
     )
     start = tenfold.initial(0)
@@ -273,7 +264,7 @@ def test_epochs_take_the_place_of_the_run_s_steps() -> None:
 
 
 def test_a_participant_in_another_round_trains_as_it_did_then() -> None:
-    work = Runtime(Dropping, TrainSettings(lr=0.1, batch_size=4, local_steps=3, lr_decay=0.5), 3)
+    work = Runtime(DroppingMLP, TrainSettings(lr=0.1, batch_size=4, local_steps=3, lr_decay=0.5), 3)
     then, now = (Learner(work, "a", rows(19), rows(5), {}, number) for number in (1, 6))
     start = now.initial(0)
     np.testing.assert_array_equal(now.in_round(1).train(start).vector, then.train(start).vector)
@@ -313,7 +304,7 @@ def test_a_penalty_adds_its_gradient_to_the_step() -> None:
 
 @pytest.mark.parametrize("mode", ["evaluation", "training"])
 def test_steps_in_bfloat16_move_a_float32_model_nearly_as_far(mode: str) -> None:
-    data, ways = images(12), []
+    data, ways = draw_image_split(12), []
     compare = Contrastive(on="representations", mu=1.0, mode=mode)
     for precision in ("float32", "bfloat16"):
         work = Runtime(make_cnn, TrainSettings(lr=0.01, local_steps=5, precision=precision), 0)
@@ -345,7 +336,7 @@ def test_a_stronger_proximal_term_holds_training_closer() -> None:
 
 
 def test_a_proximal_term_of_no_strength_is_none() -> None:
-    data = images(12)
+    data = draw_image_split(12)
     vectors = []
     for strength in (None, 0.0):
         learner = Learner(Runtime(make_cnn, TrainSettings(lr=0.05, local_steps=5), 0), "p", data, data, {})
@@ -355,9 +346,9 @@ def test_a_proximal_term_of_no_strength_is_none() -> None:
 
 
 def test_losses_are_torchs_with_running_statistics() -> None:
-    data = images(70)  # more than are evaluated at once
-    learner = Learner(Runtime(make_cnn, TrainSettings(), 0), "p", data, images(3, 1), {})
-    models = [with_statistics(learner, index) for index in range(3)]
+    data = draw_image_split(70)  # more than are evaluated at once
+    learner = Learner(Runtime(make_cnn, TrainSettings(), 0), "p", data, draw_image_split(3, 1), {})
+    models = [shift_statistics(learner.initial(index), 0.5 + index) for index in range(3)]
     losses = learner.losses(models)
     assert losses.dtype == np.float64
     assert losses == pytest.approx([float(as_cross_entropy(model, data)) for model in models], rel=1e-5)
@@ -365,10 +356,10 @@ def test_losses_are_torchs_with_running_statistics() -> None:
 
 
 def test_evaluating_does_not_change_a_model() -> None:
-    data = images(10)
+    data = draw_image_split(10)
     work = Runtime(make_cnn, TrainSettings(), 0)
     learner = Learner(work, "p", data, data, {})
-    model = with_statistics(learner, 0)
+    model = shift_statistics(learner.initial(0), 0.5)
     vector, counters = model.vector.copy(), model.counters.copy()
     learner.losses([model])
     learner.evaluate(model)
@@ -377,10 +368,10 @@ def test_evaluating_does_not_change_a_model() -> None:
 
 
 def test_losses_on_some_samples() -> None:
-    data = images(5)
+    data = draw_image_split(5)
     work = Runtime(make_cnn, TrainSettings(), 0)
     learner = Learner(work, "p", data, data, {}, 0)
-    model = with_statistics(learner, 0)
+    model = shift_statistics(learner.initial(0), 0.5)
     each = as_cross_entropy(model, data, "none").numpy()
     pairs = [float(each[list(pair)].mean()) for pair in combinations(range(5), 2)]
     seen = set()
@@ -403,9 +394,9 @@ def test_losses_of_models_that_do_not_outlive_the_call() -> None:
 
 
 def test_evaluate_measures_the_test_split() -> None:
-    test = images(70, seed=1)
-    learner = Learner(Runtime(make_cnn, TrainSettings(), 0), "p", images(5), test, {})
-    model = with_statistics(learner, 0)
+    test = draw_image_split(70, seed=1)
+    learner = Learner(Runtime(make_cnn, TrainSettings(), 0), "p", draw_image_split(5), test, {})
+    model = shift_statistics(learner.initial(0), 0.5)
     module = make_cnn()
     module.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in model.arrays().items()})
     predictions = module.eval()(test.x).argmax(1).numpy()
@@ -435,37 +426,37 @@ LABELS = [0, 0, 0, 1]
     ],
 )
 def test_a_step_by_hand(settings, gradient) -> None:
-    moved = learner(LABELS, **settings).train(coin(0, 0)).vector
+    moved = make_coin_learner(LABELS, **settings).train(coin(0, 0)).vector
     assert moved == pytest.approx([-gradient, gradient], abs=1e-6)
 
 
 def test_weights_are_of_the_participant_s_own_labels_and_hold_in_each_batch() -> None:
     # Weights 2/3 and 2. Batches of one sample: a weighted mean of one loss is that loss.
-    one = learner(LABELS, batch_size=1, class_weights="balanced").train(coin(0, 0)).vector
+    one = make_coin_learner(LABELS, batch_size=1, class_weights="balanced").train(coin(0, 0)).vector
     assert abs(one) == pytest.approx([0.5, 0.5], abs=1e-6)
     # With (2/3) log 2 off, as if a class of another participant's counted, the zero gradient above would not be zero.
-    assert learner([0, 1, 1, 1, 1], class_weights="balanced").train(coin(0, 0)).vector == pytest.approx(
+    assert make_coin_learner([0, 1, 1, 1, 1], class_weights="balanced").train(coin(0, 0)).vector == pytest.approx(
         [0, 0], abs=1e-6
     )
 
 
 def test_a_class_that_does_not_occur_counts_once_in_smoothing() -> None:
     # Only class 0: its weight is 1, the other's 1; so it is plain smoothing, 1/2 - 0.9.
-    moved = learner([0, 0, 0], class_weights="balanced", label_smoothing=0.2).train(coin(0, 0)).vector
+    moved = make_coin_learner([0, 0, 0], class_weights="balanced", label_smoothing=0.2).train(coin(0, 0)).vector
     assert moved == pytest.approx([0.4, -0.4], abs=1e-6)
 
 
 def test_adapting_trains_with_the_same_loss() -> None:
-    assert learner(LABELS, class_weights="balanced").adapted(coin(0, 0), 1, 1.0).vector == pytest.approx(
+    assert make_coin_learner(LABELS, class_weights="balanced").adapted(coin(0, 0), 1, 1.0).vector == pytest.approx(
         [0, 0], abs=1e-6
     )
-    assert learner(LABELS).adapted(coin(0, 0), 1, 1.0).vector == pytest.approx([0.25, -0.25], abs=1e-6)
+    assert make_coin_learner(LABELS).adapted(coin(0, 0), 1, 1.0).vector == pytest.approx([0.25, -0.25], abs=1e-6)
 
 
 def test_neither_what_is_measured_nor_what_a_cluster_is_chosen_by_has_them() -> None:
     odds = math.log(3)  # probabilities 3/4 and 1/4
     plain = (3 * math.log(4 / 3) + math.log(4)) / 4
-    one = learner(LABELS, class_weights="balanced", label_smoothing=0.2)
+    one = make_coin_learner(LABELS, class_weights="balanced", label_smoothing=0.2)
     # Balanced, the loss of (0, 0) would be smaller than that of the model that fits three samples of four.
     assert one.losses([coin(odds, 0), coin(0, 0)]) == pytest.approx([plain, math.log(2)])
     assert plain < math.log(2) < (math.log(4 / 3) + math.log(4)) / 2

@@ -27,7 +27,7 @@ from cfl_flare.training.histograms import NARROW, REACH, log_odds, score_counts,
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Binary, Classification, LearningTask, build_task
-from tests.helpers.tiny import coin, learner
+from tests.helpers.tiny import coin, make_coin_learner
 
 # ---- Draws ----
 
@@ -65,17 +65,17 @@ def test_what_is_not_finite_is_none():
     assert found["loss"][:2] == (None, None) and found["loss"][2] is not None
 
 
-def rows_of(seed: int = 0, name: str = "p", key: str = "k", samples: int = 20) -> list[list[int]]:
+def list_drawn_rows(seed: int = 0, name: str = "p", key: str = "k", samples: int = 20) -> list[list[int]]:
     return [rows.tolist() for rows in drawn_rows(seed, name, key, samples, 50)]
 
 
 def test_rows_depend_on_seed_participant_and_samples():
-    assert rows_of() == rows_of()
-    others = [rows_of(seed=1), rows_of(name="q"), rows_of(key="l")]
-    assert all(other != rows_of() for other in others)
-    flat = np.array(rows_of()).ravel()
+    assert list_drawn_rows() == list_drawn_rows()
+    others = [list_drawn_rows(seed=1), list_drawn_rows(name="q"), list_drawn_rows(key="l")]
+    assert all(other != list_drawn_rows() for other in others)
+    flat = np.array(list_drawn_rows()).ravel()
     assert flat.min() == 0 and flat.max() == 19
-    assert len({tuple(rows) for rows in rows_of()}) == 50
+    assert len({tuple(rows) for rows in list_drawn_rows()}) == 50
 
 
 def test_a_split_s_key_is_of_its_samples_and_labels():
@@ -89,7 +89,7 @@ def test_a_split_s_key_is_of_its_samples_and_labels():
 
 def test_the_same_rows_in_each_method_and_round():
     labels = [0, 0, 0, 1, 1]
-    first, later = learner(labels), learner(labels, lr=0.5, steps=3)
+    first, later = make_coin_learner(labels), make_coin_learner(labels, lr=0.5, steps=3)
     later = later.in_round(7).part("personal")
     (found, drawn), (_, again) = resampled(first, coin(1, 0), 50), resampled(later, coin(1, 0), 50)
     assert drawn == again
@@ -104,7 +104,7 @@ def test_the_same_rows_in_each_method_and_round():
 
 
 def test_nothing_is_predicted_again():
-    one = learner([0, 0, 0, 1, 1])
+    one = make_coin_learner([0, 0, 0, 1, 1])
     with patch.object(Learner, "_predict", autospec=True, side_effect=Learner._predict) as predict:
         resampled(one, coin(1, 0), 200)
     assert predict.call_count == 1
@@ -188,7 +188,7 @@ def test_a_finding_is_two_classes(benign):
 
 
 @dataclass(frozen=True)
-class Doubled(Classification):
+class DoubledLoss(Classification):
     def loss(self, *given, **more):
         return 2 * super().loss(*given, **more)
 
@@ -201,7 +201,7 @@ class Measured(Binary):
 
 def test_what_a_user_s_task_measures_in_its_own_way_is_asked_draw_by_draw():
     plain, doubled = (
-        replicates(task, OUTPUTS, TARGETS, ("loss", "accuracy"), ROWS) for task in (Classification(), Doubled())
+        replicates(task, OUTPUTS, TARGETS, ("loss", "accuracy"), ROWS) for task in (Classification(), DoubledLoss())
     )
     assert doubled["loss"] == pytest.approx([2 * value for value in plain["loss"]])
     assert doubled["accuracy"] == plain["accuracy"]
@@ -212,7 +212,7 @@ def test_what_a_user_s_task_measures_in_its_own_way_is_asked_draw_by_draw():
 
 
 def test_only_the_measures_that_a_task_names_are_drawn():
-    one = learner([0, 0, 0, 1, 1])
+    one = make_coin_learner([0, 0, 0, 1, 1])
     drawn = one.resampled(one.tested(coin(1, 0)), ["loss"], 50)
     assert drawn.values.keys() == {"loss"}
 
@@ -220,7 +220,7 @@ def test_only_the_measures_that_a_task_names_are_drawn():
 def test_draws_that_take_long_say_so(monkeypatch, caplog):
     monkeypatch.setattr(bootstrap, "SECONDS", -1.0)
     caplog.set_level("INFO", "cfl_flare")
-    replicates(Doubled(), OUTPUTS, TARGETS, ("loss",), ROWS)
+    replicates(DoubledLoss(), OUTPUTS, TARGETS, ("loss",), ROWS)
     assert caplog.messages == [f"{i} draws of a test split are measured" for i in range(3)]
 
 
@@ -237,7 +237,7 @@ def exact(outputs: torch.Tensor, labels: np.ndarray, link: str) -> float:
     return float(np.mean(found))
 
 
-def pooled(outputs: torch.Tensor, targets: torch.Tensor, link: str, bins: int = BINS) -> float:
+def pool_auroc(outputs: torch.Tensor, targets: torch.Tensor, link: str, bins: int = BINS) -> float:
     """The same from the histograms of seven participants of different sizes."""
     bounds = np.cumsum([0, 1, 5, 40, 90, 200, 700])
     parts = [*pairwise(bounds), (bounds[-1], len(outputs))]
@@ -264,7 +264,7 @@ def test_it_is_near_the_exact_one_of_one_output(spread: float, place: float, sha
     labels = (rng.random(20_000) < share).astype(np.int64)
     scores = place + spread * (rng.standard_normal(20_000) + rng.uniform(0.3, 2.5) * labels)
     outputs, targets = torch.tensor(scores, dtype=torch.float32)[:, None], torch.from_numpy(labels)
-    found = pooled(outputs, targets, "sigmoid")
+    found = pool_auroc(outputs, targets, "sigmoid")
     assert found == pytest.approx(exact(outputs, labels[:, None], "sigmoid"), abs=0.002)
 
 
@@ -276,7 +276,7 @@ def test_it_is_near_the_exact_one_of_a_softmax(classes: int, scale: float) -> No
     targets = rng.choice(classes, 3000, p=rng.dirichlet(np.ones(classes)))
     labels = np.eye(classes, dtype=np.int64)[targets]
     outputs = torch.tensor(scale * (rng.standard_normal((3000, classes)) + 1.5 * labels), dtype=torch.float32)
-    found = pooled(outputs, torch.from_numpy(targets), "softmax")
+    found = pool_auroc(outputs, torch.from_numpy(targets), "softmax")
     assert found == pytest.approx(exact(outputs, labels, "softmax"), abs=0.002)
 
 
@@ -285,7 +285,7 @@ def test_it_is_near_the_exact_one_of_several_findings() -> None:
     labels = (rng.random((3000, 14)) < rng.uniform(0.005, 0.6, 14)).astype(np.int64)
     labels[:, 3] = 0  # nobody has it: it is left out
     outputs = torch.tensor(3 * rng.standard_normal((3000, 14)) - 4 + 4 * labels, dtype=torch.float32)
-    found = pooled(outputs, torch.from_numpy(labels), "sigmoid")
+    found = pool_auroc(outputs, torch.from_numpy(labels), "sigmoid")
     assert found == pytest.approx(exact(outputs, labels, "sigmoid"), abs=0.002)
 
 

@@ -27,10 +27,10 @@ from cfl_flare.training.settings import TrainSettings, batch_bounds
 from tests.helpers.tiny import Coin
 from tests.training.test_learner import (
     POINTS,
-    Dropping,
+    DroppingMLP,
     Scalar,
+    draw_image_split,
     gradient,
-    images,
     make_cnn,
     rows,
     scalar,
@@ -47,7 +47,7 @@ def resident() -> ResidentModel:
     return ResidentModel(nn.Sequential(nn.Linear(1, 2), nn.Flatten()))
 
 
-def moved(model: ResidentModel, settings: TrainSettings, lrs: list[float]) -> list[float]:
+def step_model(model: ResidentModel, settings: TrainSettings, lrs: list[float]) -> list[float]:
     """Where the hand-set gradients lead."""
     optimizer = optimizer_of(settings, model)
     optimizer.recall({})
@@ -70,7 +70,7 @@ def test_adam_is_torch_s(name: str, theirs: Any, betas: tuple[float, float], dec
         weights.grad = torch.tensor(values)
         reference.step()
     own = {"beta1": betas[0], "beta2": betas[1], "adam_eps": 1e-6, "weight_decay": decay}
-    assert moved(model, TrainSettings(optimizer=name, **own), lrs) == pytest.approx(weights.tolist(), abs=1e-6)
+    assert step_model(model, TrainSettings(optimizer=name, **own), lrs) == pytest.approx(weights.tolist(), abs=1e-6)
 
 
 def test_the_first_step_of_adam_has_the_learning_rate_s_length() -> None:
@@ -142,14 +142,14 @@ def test_a_part_that_was_held_starts_afresh_when_it_trains_again(part: Any, name
     """It stays as it is; then its first step has the learning rate's length, and not that of a 9th step from zero."""
     settings = TrainSettings(lr=0.1, optimizer=name, batch_size=19, local_steps=4, weight_decay=0.1, keep_momentum=True)
     memory: dict[str, Params] = {}
-    learner = Learner(Runtime(Dropping, settings, 3), "a", rows(19), rows(5), memory)
+    learner = Learner(Runtime(DroppingMLP, settings, 3), "a", rows(19), rows(5), memory)
     start = learner.train(learner.initial(0))
     held = learner.train(start, [Pull(0.5, start.part("all") + 1, start.layout.select("all"))], frozen=part)
     np.testing.assert_array_equal(held.part(part), start.part(part))
     assert not any(memory[what].part(part).any() for what in memory)
     assert sorted(set(memory["adam_steps"].part("all").tolist())) == [0, 8]
     one = TrainSettings(lr=0.1, optimizer=name, batch_size=19, local_steps=1, keep_momentum=True)
-    again = Learner(Runtime(Dropping, one, 3), "a", rows(19), rows(5), memory, 1)
+    again = Learner(Runtime(DroppingMLP, one, 3), "a", rows(19), rows(5), memory, 1)
     steps = np.abs(again.train(held).part(part) - held.part(part))
     assert steps.max() == pytest.approx(0.1, abs=1e-4)  # some gradients are as small as eps
     assert sorted(set(memory["adam_steps"].part("all").tolist())) == [1, 9]
@@ -256,7 +256,7 @@ def test_penalties_are_a_part_of_both_losses() -> None:
 
 
 def test_without_an_inner_step_it_is_sgd_bit_for_bit() -> None:
-    data = images(70)
+    data = draw_image_split(70)
     models = []
     for inner in (None, 0.0):
         work = Runtime(make_cnn, TrainSettings(lr=0.05, batch_size=16, local_steps=6), seed=4)
@@ -329,7 +329,7 @@ def test_adapted_is_plain_gradient_descent_and_leaves_no_trace() -> None:
 
 def test_adapting_moves_batchnorm_s_statistics_once_a_step() -> None:
     work = Runtime(make_cnn, TrainSettings(batch_size=8), seed=0)
-    learner = Learner(work, "p", images(20), images(20), {})
+    learner = Learner(work, "p", draw_image_split(20), draw_image_split(20), {})
     start = learner.initial(0)
     adapted = learner.adapted(start, 2, 0.1)
     assert (adapted.counters == 2).all()

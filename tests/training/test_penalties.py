@@ -19,8 +19,8 @@ from cfl_flare.methods.state import Download
 from cfl_flare.models import MLP, FashionCNN
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.losses import ParameterContrast, Pull, RepresentationContrast, Step
-from cfl_flare.training.runtime import Runtime, Split
-from cfl_flare.training.settings import TrainSettings
+from cfl_flare.training.runtime import Split
+from tests.helpers.tiny import draw_bank, make_learner, shift_statistics
 
 torch.set_num_threads(1)
 
@@ -36,7 +36,7 @@ def contrast(mu=1.0, tau=1.0, own=0, centres=((1, 0), (0, 2)), slices=ALL) -> Pa
     return ParameterContrast(mu, tau, own, np.array(centres, np.float64), slices)
 
 
-def features(mu=1.0, tau=1.0, own=0) -> RepresentationContrast:
+def contrast_features(mu=1.0, tau=1.0, own=0) -> RepresentationContrast:
     return RepresentationContrast(mu, tau, own, ())
 
 
@@ -78,12 +78,12 @@ def test_a_contrast_of_representations_is_a_mean_over_the_samples():
     """The first sample has the cosines 0.6 and 0.8, the second 1 and 0."""
     step = Step(of(0), of(3, 4, 5, 0).view(2, 2), of(7, 0, 2, 0, 0, 1, 0, 9).view(2, 2, 2))
     each = [math.log(1 + math.exp(0.4)), math.log(1 + math.exp(-2))]
-    assert features(2.0, 0.5)(step).item() == pytest.approx(2 * sum(each) / 2)
+    assert contrast_features(2.0, 0.5)(step).item() == pytest.approx(2 * sum(each) / 2)
 
 
 def test_one_cluster_has_nothing_to_contrast_with():
     assert contrast(centres=[(1, 0)])(Step(of(3, 4))).item() == 0
-    assert features()(Step(of(0), of(3, 4).view(1, 2), of(1, 0).view(1, 1, 2))).item() == 0
+    assert contrast_features()(Step(of(0), of(3, 4).view(1, 2), of(1, 0).view(1, 1, 2))).item() == 0
 
 
 @pytest.mark.parametrize("tau", [1e-30, 1e-6, 1e6])
@@ -93,7 +93,7 @@ def test_any_temperature_gives_finite_numbers_in_float32(tau, own):
     rows = torch.tensor([[3.0, 4.0]], requires_grad=True)
     centres = np.array([[1, 0], [0, 2]], np.float32)
     one = ParameterContrast(1.0, tau, own, centres, ALL)(Step(parameters))
-    other = features(1.0, tau, own)(Step(parameters, rows, torch.from_numpy(centres)[:, None]))
+    other = contrast_features(1.0, tau, own)(Step(parameters, rows, torch.from_numpy(centres)[:, None]))
     (one + other).backward()
     expected = {(True, 0): 0.2 / tau, (True, 1): 0.0}.get((tau < 1, own), math.log(2))
     for value in (one, other):
@@ -112,7 +112,7 @@ def test_no_strength_is_no_term(term):
 
 def test_no_strength_is_no_contrast_of_representations():
     rows = of(3, 4, grad=True)
-    value = features(0.0)(Step(of(0), rows.view(1, 2), of(1, 0, 0, 1).view(2, 1, 2)))
+    value = contrast_features(0.0)(Step(of(0), rows.view(1, 2), of(1, 0, 0, 1).view(2, 1, 2)))
     value.backward()
     assert value.item() == 0
     assert rows.grad.tolist() == [0, 0]
@@ -124,7 +124,7 @@ def test_what_a_term_holds_on_to_stays():
     rows = of(3, 4, grad=True)
     parameters = of(3, 4, grad=True)
     step = Step(parameters, rows.view(1, 2), compared)
-    for term in (Pull(1.0, anchor, ALL), ParameterContrast(1.0, 1.0, 0, centres, ALL), features()):
+    for term in (Pull(1.0, anchor, ALL), ParameterContrast(1.0, 1.0, 0, centres, ALL), contrast_features()):
         term(step).backward()
     assert anchor.tolist() == [0, 1]
     assert centres.tolist() == [[1, 0], [0, 2]]
@@ -160,7 +160,7 @@ def test_gradients_by_the_parameters_are_true(term, seed):
 def test_gradients_by_the_features_are_true(tau):
     rows = torch.from_numpy(normal(5, 3)).requires_grad_()
     compared = torch.from_numpy(normal(4, 5, 3, seed=1))
-    term = features(0.5, tau, own=2)
+    term = contrast_features(0.5, tau, own=2)
     assert torch.autograd.gradcheck(lambda h: term(Step(of(0), h, compared)), (rows,))
     term(Step(of(0), rows, compared)).backward()
     assert (rows.grad != 0).all()
@@ -188,9 +188,8 @@ NETWORKS = {
 X, Y = normal(7, 3).astype(np.float32), np.arange(7) % 2
 
 
-def learner(make, x=X, y=Y, **settings) -> Learner:
-    data = Split.of(x, y)
-    return Learner(Runtime(make, TrainSettings(**settings), seed=0), "p", data, data, {}, round_number=1)
+def make_penalty_learner(make, x=X, y=Y, **settings) -> Learner:
+    return make_learner(make, Split.of(x, y), number=1, **settings)
 
 
 def unpacked(vector: np.ndarray, layout: Layout) -> list[np.ndarray]:
@@ -231,7 +230,7 @@ PENALTIES = {
 OWN = 1
 
 
-def objective(vector, layout, bank, penalties, activation) -> float:
+def compute_penalised_loss(vector, layout, bank, penalties, activation) -> float:
     """Loss and penalties, in plain float64 numpy."""
     _, _, w, b = unpacked(vector, layout)
     h = hidden(vector, layout, activation)
@@ -267,29 +266,25 @@ def numerical_gradient(function, vector: np.ndarray, eps: float = 1e-6) -> np.nd
     return gradient
 
 
-def sent(bank, penalties, clusters=3) -> Download:
+def make_download(bank, penalties, clusters=3) -> Download:
     own = cluster_slot(OWN)
     slots = tuple(dict.fromkeys((own, *(s for p in penalties for s in p.slots(clusters)))))
     models = with_parts(bank, slots)
     return Download(slots, tuple(models[s] for s in slots), {"has_centres": True, "cluster_weights": WEIGHTS})
 
 
-def bank_of(worker: Learner) -> dict[str, Params]:
-    return {**{cluster_slot(k): worker.initial(k) for k in range(3)}, "global": worker.initial(3)}
-
-
 @pytest.mark.parametrize("penalties", PENALTIES.values(), ids=PENALTIES)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_one_step_goes_down_the_numerical_gradient_of_loss_and_penalties(network, penalties):
     make, activation = NETWORKS[network]
-    worker = learner(make, lr=0.5, momentum=0.0, local_steps=1, batch_size=len(X))
-    bank = bank_of(worker)
+    worker = make_penalty_learner(make, lr=0.5, momentum=0.0, local_steps=1, batch_size=len(X))
+    bank = draw_bank(worker)
     before = {slot: model.vector.copy() for slot, model in bank.items()}
     start = bank[cluster_slot(OWN)]
-    terms = [t for p in penalties for t in p.terms(sent(bank, penalties), cluster_slot(OWN), 3)]
+    terms = [t for p in penalties for t in p.terms(make_download(bank, penalties), cluster_slot(OWN), 3)]
     moved = worker.train(start, terms).vector - start.vector
     expected = numerical_gradient(
-        lambda v: objective(v, start.layout, bank, penalties, activation), start.vector.astype(np.float64)
+        lambda v: compute_penalised_loss(v, start.layout, bank, penalties, activation), start.vector.astype(np.float64)
     )
     np.testing.assert_allclose(moved, -0.5 * expected, rtol=1e-4, atol=2e-6)
     for slot, model in bank.items():
@@ -299,32 +294,23 @@ def test_one_step_goes_down_the_numerical_gradient_of_loss_and_penalties(network
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_contrast_of_representations_moves_the_backbone_alone(network):
     make, _ = NETWORKS[network]
-    worker = learner(make, lr=0.5, momentum=0.0, local_steps=1, batch_size=len(X))
-    bank, penalty = bank_of(worker), Contrastive(mu=2.0, on="representations")
+    worker = make_penalty_learner(make, lr=0.5, momentum=0.0, local_steps=1, batch_size=len(X))
+    bank, penalty = draw_bank(worker), Contrastive(mu=2.0, on="representations")
     start = bank[cluster_slot(OWN)]
     plain = worker.train(start)
-    held = worker.train(start, penalty.terms(sent(bank, [penalty]), cluster_slot(OWN), 3))
+    held = worker.train(start, penalty.terms(make_download(bank, [penalty]), cluster_slot(OWN), 3))
     np.testing.assert_array_equal(held.part("head"), plain.part("head"))
     assert np.abs(held.part("backbone") - plain.part("backbone")).max() > 1e-3
 
 
-def images(n: int) -> tuple[np.ndarray, np.ndarray]:
+def draw_labelled_images(n: int) -> tuple[np.ndarray, np.ndarray]:
     return normal(n, 1, 8, 8).astype(np.float32), np.arange(n) % 3
 
 
 make_cnn = partial(FashionCNN, (1, 8, 8), 3)
 
 
-def with_statistics(model: Params, shift: float) -> Params:
-    """The model with running statistics that are far from those of any batch."""
-    vector = model.vector.copy()
-    for entry in model.layout.entries:
-        if entry.kind == "buffer":
-            vector[entry.slice] += shift
-    return Params(model.layout, vector, model.counters)
-
-
-def module_of(model: Params) -> nn.Module:
+def load_double_cnn(model: Params) -> nn.Module:
     module = make_cnn()
     module.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in model.arrays().items()})
     return module.double()
@@ -344,18 +330,18 @@ both_modes = pytest.mark.parametrize("mode", MODES)
 @both_modes
 @pytest.mark.parametrize("cls", [FashionCNN, Unstacked])
 def test_all_compared_networks_are_in_one_mode_and_the_loss_is_of_training_mode(cls, mode):
-    x, y = images(12)
-    worker = learner(partial(cls, (1, 8, 8), 3), x, y, lr=0.1, momentum=0.0, local_steps=1, batch_size=12)
-    bank = {slot: with_statistics(model, 0.1 * i) for i, (slot, model) in enumerate(bank_of(worker).items())}
+    x, y = draw_labelled_images(12)
+    worker = make_penalty_learner(partial(cls, (1, 8, 8), 3), x, y, lr=0.1, momentum=0.0, local_steps=1, batch_size=12)
+    bank = {slot: shift_statistics(model, 0.1 * i) for i, (slot, model) in enumerate(draw_bank(worker).items())}
     penalty = Contrastive(mu=3.0, tau=0.2, on="representations", mode=mode)
     start = bank[cluster_slot(OWN)]
-    trained = worker.train(start, penalty.terms(sent(bank, [penalty]), cluster_slot(OWN), 3))
+    trained = worker.train(start, penalty.terms(make_download(bank, [penalty]), cluster_slot(OWN), 3))
 
     inputs, labels = torch.from_numpy(x).double(), torch.from_numpy(y)
-    own = module_of(start)
+    own = load_double_cnn(start)
     h = own.train(mode == "training").body(inputs)
     with torch.no_grad():
-        others = [module_of(bank[cluster_slot(k)]).train(mode == "training").body(inputs) for k in range(3)]
+        others = [load_double_cnn(bank[cluster_slot(k)]).train(mode == "training").body(inputs) for k in range(3)]
     cosines = torch.stack([(h * o).sum(1) / h.norm(dim=1) / o.norm(dim=1) for o in others]) / 0.2
     (3.0 * (cosines.logsumexp(0) - cosines[OWN]).mean()).backward()
     F.cross_entropy(own.train()(inputs), labels).backward()
@@ -378,12 +364,12 @@ def test_all_compared_networks_are_in_one_mode_and_the_loss_is_of_training_mode(
     ids=repr,
 )
 def test_penalties_of_parameters_never_see_buffers(penalty):
-    x, y = images(12)
+    x, y = draw_labelled_images(12)
     trained = []
     for shift in (0.0, 5.0):
-        worker = learner(make_cnn, x, y, lr=0.1, momentum=0.0, local_steps=3, batch_size=12)
-        bank = {slot: with_statistics(model, shift) for slot, model in bank_of(worker).items()}
-        terms = penalty.terms(sent(bank, [penalty]), cluster_slot(OWN), 3)
+        worker = make_penalty_learner(make_cnn, x, y, lr=0.1, momentum=0.0, local_steps=3, batch_size=12)
+        bank = {slot: shift_statistics(model, shift) for slot, model in draw_bank(worker).items()}
+        terms = penalty.terms(make_download(bank, [penalty]), cluster_slot(OWN), 3)
         trained.append(worker.train(bank[cluster_slot(OWN)], terms).part("all"))
     np.testing.assert_array_equal(*trained)
 
@@ -401,7 +387,7 @@ def test_each_batch_is_compared_with_its_own_features(network):
             np.testing.assert_allclose(step.features.detach().numpy(), step.compared[0].numpy(), atol=1e-6)
             return 0 * step.parameters.sum()
 
-    worker = learner(NETWORKS[network][0], lr=1e-9, momentum=0.0, local_epochs=3, batch_size=4)
+    worker = make_penalty_learner(NETWORKS[network][0], lr=1e-9, momentum=0.0, local_epochs=3, batch_size=4)
     start = worker.initial(0)
     pull = Pull(0.0, start.part("all"), start.layout.select("all"))
     terms = [Watching(start, False), pull, Watching(worker.initial(0), True)]
@@ -421,16 +407,16 @@ def test_features_are_watched_only_where_a_term_compares_them():
             seen.append((step.features, step.compared))
             return 0 * step.parameters.sum()
 
-    worker = learner(Curved, lr=0.1, local_steps=2)
+    worker = make_penalty_learner(Curved, lr=0.1, local_steps=2)
     worker.train(worker.initial(0), [Blind()])
     assert seen == [(None, None)] * 2
     assert not worker._runtime.resident.module.out._forward_pre_hooks
 
 
 def test_facts_may_be_read_only():
-    bank = bank_of(worker := learner(Curved, lr=0.1, local_steps=1))
+    bank = draw_bank(worker := make_penalty_learner(Curved, lr=0.1, local_steps=1))
     penalty = KnowledgeSharing(pairwise=True)
-    download = sent(bank, [penalty])
+    download = make_download(bank, [penalty])
     frozen = Download(download.slots, download.models, MappingProxyType(dict(download.scalars)))
     terms = penalty.terms(frozen, cluster_slot(OWN), 3)
     assert len(terms) == 2
@@ -440,7 +426,7 @@ def test_facts_may_be_read_only():
 # The mode of the compared networks
 
 
-class Normed(nn.Module):
+class NormedInputs(nn.Module):
     """BatchNorm and dropout, and nothing before them."""
 
     def __init__(self, drop: float = 0.0) -> None:
@@ -477,11 +463,11 @@ TWO = np.array([[1, 0], [3, 4]], np.float32)  # with the batch's statistics (-1,
 )
 def test_a_model_at_its_centre_has_the_centres_features(mode, cosines):
     """Its cosine with its own centre is 1; the other centre sees the first feature alone."""
-    worker = learner(Normed, TWO, Y[:2], lr=0.1, local_steps=1, batch_size=2)
+    worker = make_penalty_learner(NormedInputs, TWO, Y[:2], lr=0.1, local_steps=1, batch_size=2)
     start = with_weights(worker.initial(0), (1, 1))
     bank = {"cluster-0": with_weights(start, (1, 0)), "cluster-1": start}
     penalty = Contrastive(mu=2.0, tau=0.5, on="representations", mode=mode)
-    (term,) = map(Recording, penalty.terms(sent(bank, [penalty], 2), cluster_slot(OWN), 2))
+    (term,) = map(Recording, penalty.terms(make_download(bank, [penalty], 2), cluster_slot(OWN), 2))
     worker.train(start, [term])
     each = [math.log(1 + math.exp((cosine - 1) / 0.5)) for cosine in cosines]
     assert term.values == [pytest.approx(2 * sum(each) / 2, rel=1e-5)]
@@ -490,13 +476,13 @@ def test_a_model_at_its_centre_has_the_centres_features(mode, cosines):
 @pytest.mark.parametrize("modes", [("evaluation",), ("training",), MODES], ids=" and ".join)
 def test_one_step_through_batchnorm_goes_down_the_numerical_gradient(modes):
     x, y = normal(5, 2) * 2 + 1, np.arange(5) % 2
-    worker = learner(Normed, x, y, lr=0.5, momentum=0.0, local_steps=1, batch_size=5)
+    worker = make_penalty_learner(NormedInputs, x, y, lr=0.5, momentum=0.0, local_steps=1, batch_size=5)
     layout = worker.initial(0).layout
     vectors = [np.abs(normal(layout.size, seed=k)) + 0.5 for k in range(3)]
     bank = {cluster_slot(k): Params(layout, v.astype(np.float32), np.zeros(1, np.int64)) for k, v in enumerate(vectors)}
     penalties = [Contrastive(mu=2.0, tau=0.5, on="representations", mode=mode) for mode in modes]
     start = bank[cluster_slot(OWN)]
-    terms = [t for p in penalties for t in p.terms(sent(bank, penalties), cluster_slot(OWN), 3)]
+    terms = [t for p in penalties for t in p.terms(make_download(bank, penalties), cluster_slot(OWN), 3)]
     moved = worker.train(start, terms).vector - start.vector
 
     def features(vector, mode) -> np.ndarray:
@@ -523,13 +509,13 @@ def test_one_step_through_batchnorm_goes_down_the_numerical_gradient(modes):
 @both_modes
 @pytest.mark.parametrize("cls", [FashionCNN, Unstacked])
 def test_a_comparison_leaves_all_running_statistics_as_they_are(cls, mode):
-    x, y = images(12)
-    worker = learner(partial(cls, (1, 8, 8), 3), x, y, lr=0.1, local_steps=3, batch_size=5)
-    bank = {slot: with_statistics(model, 0.5) for slot, model in bank_of(worker).items()}
+    x, y = draw_labelled_images(12)
+    worker = make_penalty_learner(partial(cls, (1, 8, 8), 3), x, y, lr=0.1, local_steps=3, batch_size=5)
+    bank = {slot: shift_statistics(model, 0.5) for slot, model in draw_bank(worker).items()}
     before = {slot: model.vector.copy() for slot, model in bank.items()}
     start, penalty = bank[cluster_slot(OWN)], Contrastive(mu=0.0, on="representations", mode=mode)
     plain = worker.train(start)
-    held = worker.train(start, penalty.terms(sent(bank, [penalty]), cluster_slot(OWN), 3))
+    held = worker.train(start, penalty.terms(make_download(bank, [penalty]), cluster_slot(OWN), 3))
     np.testing.assert_array_equal(held.vector, plain.vector)
     assert held.counters.tolist() == plain.counters.tolist() == [3, 3]
     for slot, model in bank.items():
@@ -539,18 +525,18 @@ def test_a_comparison_leaves_all_running_statistics_as_they_are(cls, mode):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_without_batchnorm_and_dropout_the_mode_says_nothing(network):
-    worker = learner(NETWORKS[network][0], lr=0.1, local_steps=5, batch_size=3)
-    bank = bank_of(worker)
+    worker = make_penalty_learner(NETWORKS[network][0], lr=0.1, local_steps=5, batch_size=3)
+    bank = draw_bank(worker)
     start, ways = bank[cluster_slot(OWN)], []
     for mode in MODES:
         penalty = Contrastive(mu=5.0, tau=0.2, on="representations", mode=mode)
-        ways.append(worker.train(start, penalty.terms(sent(bank, [penalty]), cluster_slot(OWN), 3)).vector)
+        ways.append(worker.train(start, penalty.terms(make_download(bank, [penalty]), cluster_slot(OWN), 3)).vector)
     np.testing.assert_allclose(*ways, rtol=1e-5, atol=1e-6)
 
 
 @both_modes
 def test_dropout_is_the_modes_and_its_draws_are_the_participants(mode):
-    worker = learner(partial(Normed, 0.5), normal(40, 2), np.arange(40) % 2, lr=0.1, local_steps=2)
+    worker = make_penalty_learner(partial(NormedInputs, 0.5), normal(40, 2), np.arange(40) % 2, lr=0.1, local_steps=2)
     start = worker.initial(0)
     bank = {cluster_slot(k): with_weights(start, (1, k)) for k in range(3)}
     penalty = Contrastive(on="representations", mode=mode)
@@ -563,7 +549,7 @@ def test_dropout_is_the_modes_and_its_draws_are_the_participants(mode):
 
     for seed in (1, 2):
         torch.manual_seed(seed)
-        (term,) = map(Counting, penalty.terms(sent(bank, [penalty]), cluster_slot(OWN), 3))
+        (term,) = map(Counting, penalty.terms(make_download(bank, [penalty]), cluster_slot(OWN), 3))
         worker.train(start, [term])
         ways.append(term.values)
     assert ways[0] == ways[1]

@@ -113,7 +113,7 @@ def approx_on_grid(expected: Any, deviation: float = 5.0) -> Any:
     return pytest.approx(expected, abs=deviation * GRID)
 
 
-def learner_of(site: Site, randomness: Still, round_number: int = 0) -> DPLearner:
+def get_dp_learner(site: Site, randomness: Still, round_number: int = 0) -> DPLearner:
     learner = site.learner("p", {}, round_number)
     assert isinstance(learner, DPLearner)
     learner._randomness = lambda purpose: randomness
@@ -124,11 +124,11 @@ def test_another_run_on_the_same_data_has_privacy_too() -> None:
     site, _ = site_of()
     books = Entered({TRAIN: 5, TEST: 4})
     other = Site(FedAvg(), Line, site.runtime.settings, seed=0, books=books).with_data_of(site)
-    learner_of(other, Still([0.0] * 5)).train(line(other, 0.0))
+    get_dp_learner(other, Still([0.0] * 5)).train(make_line_model(other, 0.0))
     assert other.samples("p") == 5 and [spend.what for _, spend in books.entered] == ["training"]
 
 
-def line(site: Site, weight: float) -> Params:
+def make_line_model(site: Site, weight: float) -> Params:
     return Params(site.runtime.initial(0).layout, np.array([weight], np.float32))
 
 
@@ -139,16 +139,16 @@ def sigmoid(value: float) -> float:
 def test_a_step_is_the_clipped_sum_over_the_expected_size_of_a_batch():
     """Samples 0, 1 and 3 take part; at w = 0 their gradients are 0.5, -1 and -4, and the last is scaled to -1."""
     site, _ = site_of()
-    trained = learner_of(site, Still([0.1, 0.2, 0.9, 0.3])).train(line(site, 0.0))
+    trained = get_dp_learner(site, Still([0.1, 0.2, 0.9, 0.3])).train(make_line_model(site, 0.0))
     # The participant says that it has 5 samples, so that the rate is 2 / 5 and the expected size 2.
     assert trained.vector == pytest.approx([-0.1 * (0.5 - 1 - 1) / 2])
 
 
 def test_noise_has_the_planned_deviation():
     site, _ = site_of()
-    learner = learner_of(site, Still([0.9] * 4, normal=1.0))  # nobody takes part
+    learner = get_dp_learner(site, Still([0.9] * 4, normal=1.0))  # nobody takes part
     sigma = learner._plan.training.noise_multiplier
-    assert learner.train(line(site, 0.0)).vector == pytest.approx([-0.1 * sigma / 2])
+    assert learner.train(make_line_model(site, 0.0)).vector == pytest.approx([-0.1 * sigma / 2])
 
 
 # Sample 1 is of a patient of its own, the other three are of one; so are the first two test samples.
@@ -158,17 +158,19 @@ PATIENTS = (7, 3, 7, 7, 12, 12, 5)
 def test_a_patients_mean_gradient_is_clipped():
     """At w = 0 the samples' gradients are 0.5, -1, -0.25 and -4; the mean of patient 7 is -1.25, scaled to -1."""
     site, _ = site_of(patients=PATIENTS, batch_size=3, books=Entered({TRAIN: 4, TEST: 2}))
-    assert learner_of(site, Still([0.1, 0.1])).train(line(site, 0.0)).vector == approx_on_grid([-0.1 * (-1 - 1) / 3])
-    alone = learner_of(site, Still([0.9, 0.1]))  # numbers are drawn for the patients in order: 3, then 7
-    assert alone.train(line(site, 0.0)).vector == approx_on_grid([-0.1 * -1 / 3])
+    assert get_dp_learner(site, Still([0.1, 0.1])).train(make_line_model(site, 0.0)).vector == approx_on_grid(
+        [-0.1 * (-1 - 1) / 3]
+    )
+    alone = get_dp_learner(site, Still([0.9, 0.1]))  # numbers are drawn for the patients in order: 3, then 7
+    assert alone.train(make_line_model(site, 0.0)).vector == approx_on_grid([-0.1 * -1 / 3])
     wide, _ = site_of(patients=PATIENTS, batch_size=3, books=Entered({TRAIN: 4, TEST: 2}), dp={"max_grad_norm": 9.0})
-    trained = learner_of(wide, Still([0.1, 0.1])).train(line(wide, 0.0))
+    trained = get_dp_learner(wide, Still([0.1, 0.1])).train(make_line_model(wide, 0.0))
     assert trained.vector == approx_on_grid([-0.1 * (-1 - 1.25) / 3])
 
 
 def test_a_patient_with_more_samples_than_a_batch_takes_part_with_as_many():
     site, _ = site_of(patients=PATIENTS, batch_size=2, local_steps=40, books=Entered({TRAIN: 4, TEST: 2}))
-    batches = learner_of(site, Still([0.1, 0.1]))._batches(np.random.default_rng(0), 40)
+    batches = get_dp_learner(site, Still([0.1, 0.1]))._batches(np.random.default_rng(0), 40)
     drawn = [tuple(batch.tolist()) for batch in batches]
     assert {len(batch) for batch in drawn} == {3} and {batch[0] for batch in drawn} == {1}
     assert {frozenset(batch[1:]) for batch in drawn} == {frozenset(two) for two in ((0, 2), (0, 3), (2, 3))}
@@ -177,10 +179,10 @@ def test_a_patient_with_more_samples_than_a_batch_takes_part_with_as_many():
 def test_losses_and_measures_count_each_patient_once():
     """At w = 1: of patient 12 one of two test samples is right, of patient 5 none."""
     site, _ = site_of(CLoVE(k=1), patients=PATIENTS, books=Entered({TRAIN: 4, TEST: 2}))
-    learner, log = learner_of(site, Still()), lambda z: -math.log(sigmoid(z))
+    learner, log = get_dp_learner(site, Still()), lambda z: -math.log(sigmoid(z))
     of_7 = (log(-1.0) + log(0.5) + log(8.0)) / 3
-    assert learner.losses([line(site, 1.0)]) == approx_on_grid([(of_7 + log(2.0)) / 4], deviation=20.0)
-    measured = learner.measured(learner.tested(line(site, 1.0)))
+    assert learner.losses([make_line_model(site, 1.0)]) == approx_on_grid([(of_7 + log(2.0)) / 4], deviation=20.0)
+    measured = learner.measured(learner.tested(make_line_model(site, 1.0)))
     loss = ((log(1.0) + log(-1.0)) / 2 + log(-3.0)) / 2
     assert measured == pytest.approx({"accuracy": (1 / 2 + 0) / 2, "loss": loss}, rel=1e-5)
 
@@ -224,19 +226,19 @@ def test_a_patient_more_moves_a_step_by_the_clipping_norm_at_most(others, sample
         split = Split.of(x, y, task=Binary(), patient=np.array([n for n, *_ in chosen]))
         site, _ = site_of(batch_size=12, books=Entered({TRAIN: 24, TEST: 2}))
         site._splits["p"] = split, site._splits["p"][1]
-        steps.append(learner_of(site, Still([0.1] * split.patients)).train(line(site, 0.3)).vector[0])
+        steps.append(get_dp_learner(site, Still([0.1] * split.patients)).train(make_line_model(site, 0.3)).vector[0])
     assert abs(steps[1] - steps[0]) <= 0.1 * 1.0 / 12 * (1 + 1e-5)
 
 
 def test_a_proximal_term_is_added_to_the_noisy_gradient():
     """It says nothing of a sample, and no noise is needed for it: mu w = 3 * 0.5 at the second step."""
     site, _ = site_of(FedAvg(penalties=[Proximal(mu=3.0)]), local_steps=2)
-    learner = learner_of(site, Still([0.9] * 4, normal=0.0))
+    learner = get_dp_learner(site, Still([0.9] * 4, normal=0.0))
     from cfl_flare.methods import Download
 
-    start = line(site, 0.0)
+    start = make_line_model(site, 0.0)
     (term,) = site.method.terms(Download(("global",), (start,)), "global")
-    assert learner.train(line(site, 0.5), [term]).vector == pytest.approx([0.5 * (1 - 0.1 * 3) ** 2])
+    assert learner.train(make_line_model(site, 0.5), [term]).vector == pytest.approx([0.5 * (1 - 0.1 * 3) ** 2])
 
 
 def test_what_a_network_writes_into_its_buffers_does_not_leave(monkeypatch):
@@ -255,19 +257,19 @@ def test_what_a_network_writes_into_its_buffers_does_not_leave(monkeypatch):
     monkeypatch.setattr("tests.training.test_privacy.Line", Counting)
     site, _ = site_of()
     start = Params(site.runtime.initial(0).layout, np.array([0.0, 7.0], np.float32))
-    assert learner_of(site, Still([0.1, 0.2, 0.9, 0.3])).train(start).vector == pytest.approx([0.075, 7.0])
+    assert get_dp_learner(site, Still([0.1, 0.2, 0.9, 0.3])).train(start).vector == pytest.approx([0.075, 7.0])
 
 
 def test_losses_are_clipped_sums_over_the_count_that_was_said():
     """At w = 1 and w = -1; the last sample's loss at w = -1 is 8.0003, and counts as 4."""
     site, _ = site_of(CLoVE(k=2))
-    losses = learner_of(site, Still()).losses([line(site, 1.0), line(site, -1.0)])
+    losses = get_dp_learner(site, Still()).losses([make_line_model(site, 1.0), make_line_model(site, -1.0)])
 
     def summed(w: float) -> float:
         return sum(min(4.0, -math.log(sigmoid(w * x if y else -w * x))) for x, y in zip(X[:, 0].tolist(), Y.tolist()))
 
     assert losses == pytest.approx([summed(1.0) / 5, summed(-1.0) / 5], rel=1e-5)
-    noisy = learner_of(site, Still(normal=1.0)).losses([line(site, 1.0), line(site, -1.0)])
+    noisy = get_dp_learner(site, Still(normal=1.0)).losses([make_line_model(site, 1.0), make_line_model(site, -1.0)])
     deviation = site._accounts["p"].plan.answer.noise_multiplier * 4 * math.sqrt(2)
     assert noisy == pytest.approx(np.clip([(summed(w) + deviation) / 5 for w in (1.0, -1.0)], 0, 4))
 
@@ -275,8 +277,8 @@ def test_losses_are_clipped_sums_over_the_count_that_was_said():
 def test_measures_are_hits_and_clipped_losses_over_the_count_that_was_said():
     """At w = 1 one of three is right; the losses are 0.313, 1.313 and 3.049; four test samples were said."""
     site, _ = site_of()
-    learner = learner_of(site, Still())
-    measured = learner.measured(learner.tested(line(site, 1.0)))
+    learner = get_dp_learner(site, Still())
+    measured = learner.measured(learner.tested(make_line_model(site, 1.0)))
     losses = [-math.log(sigmoid(1.0)), -math.log(sigmoid(-1.0)), -math.log(sigmoid(-3.0))]
     assert measured == pytest.approx({"accuracy": 1 / 4, "loss": sum(losses) / 4}, rel=1e-5)
 
@@ -284,11 +286,11 @@ def test_measures_are_hits_and_clipped_losses_over_the_count_that_was_said():
 def test_choices_are_as_frequent_as_the_exponential_mechanism_says():
     """P(k) is proportional to exp(-2 L_k / (s max_loss)) for sums of losses L_k and the noise multiplier s."""
     site, _ = site_of(IFCA(k=3), dp={"epsilon": 20.0, "max_loss": 2.0})
-    models = [line(site, w) for w in (0.0, 1.0, -0.3)]
+    models = [make_line_model(site, w) for w in (0.0, 1.0, -0.3)]
     plan, rng = site._accounts["p"].plan, np.random.default_rng(0)
     counts = np.zeros(3)
     for _ in range(4000):
-        learner = learner_of(site, rng)  # type: ignore[arg-type]
+        learner = get_dp_learner(site, rng)  # type: ignore[arg-type]
         counts[learner.choice(models)] += 1
         assert learner.choice(models) == learner.choice(models)  # asked again, it costs nothing and says the same
     sums = learner._loss_sums(models)
@@ -315,11 +317,11 @@ def test_what_is_spent_is_entered_before_noise_is_drawn():
 
     books = Entered({TRAIN: 5, TEST: 4})
     site, _ = site_of(IFCA(k=2), books=books)
-    models = [line(site, 0.0), line(site, 1.0)]
+    models = [make_line_model(site, 0.0), make_line_model(site, 1.0)]
     for work in (lambda it: it.train(models[0]), lambda it: it.measured(it.tested(models[0]))):
         with pytest.raises(KeyboardInterrupt):
-            work(learner_of(site, Stops([0.1] * 4)))
-    learner_of(site, Still()).choice(models)
+            work(get_dp_learner(site, Stops([0.1] * 4)))
+    get_dp_learner(site, Still()).choice(models)
     assert [spend.what for _, spend in books.entered] == ["training", "metrics", "choice"]
 
 
@@ -383,14 +385,14 @@ def test_a_method_that_asks_for_more_than_it_declares_is_refused():
 
     site, _ = site_of(Greedy())
     task = Task(("global",), train=True, evaluate=False)
-    result = site.carry_out("p", task, {"global": line(site, 0.0)}, 0)
+    result = site.carry_out("p", task, {"global": make_line_model(site, 0.0)}, 0)
     assert result.error == "budget" and result.update is None
 
 
 def test_a_result_says_the_noisy_count_and_noisy_measures_alone():
     site, _ = site_of()
     task = Task(("global",), train=True, evaluate=True)
-    result = site.carry_out("p", task, {"global": line(site, 0.0)}, 1)
+    result = site.carry_out("p", task, {"global": make_line_model(site, 0.0)}, 1)
     assert result.error is None and result.update is not None and result.update.samples == 5
     assert {*result.answers} == {"metrics"} and {*result.metrics} == {"served_accuracy", "served_loss"}
 
@@ -408,7 +410,7 @@ def test_a_result_says_the_noisy_count_and_noisy_measures_alone():
 def test_a_server_that_asks_for_numbers_without_a_mechanism_gets_none(questions):
     site, _ = site_of(dp={"measured": 1})
     task = Task(("global",), train=False, evaluate=True, questions=questions)
-    result = site.carry_out("p", task, {"global": line(site, 0.0)}, 1)
+    result = site.carry_out("p", task, {"global": make_line_model(site, 0.0)}, 1)
     assert {*result.answers} <= {"metrics"} and result.update is None
 
 
@@ -416,7 +418,7 @@ def test_secret_randomness_differs_and_seeded_does_not():
     def trained(secret: bool) -> np.ndarray:
         site, _ = site_of(books=Entered({TRAIN: 5, TEST: 4}))
         site._secret = secret
-        return site.learner("p", {}, 0).train(line(site, 0.0)).vector
+        return site.learner("p", {}, 0).train(make_line_model(site, 0.0)).vector
 
     assert trained(False) == trained(False)
     assert trained(True) != trained(True)
@@ -462,7 +464,7 @@ def test_a_network_that_mixes_samples_is_refused_with_the_way_out():
 
 def test_nothing_else_of_a_private_learner_answers():
     site, _ = site_of()
-    learner, model = learner_of(site, Still()), line(site, 0.0)
+    learner, model = get_dp_learner(site, Still()), make_line_model(site, 0.0)
     for work in (
         lambda: learner.labels,
         lambda: learner.gradient(model),

@@ -46,7 +46,7 @@ from tests.helpers.loop import MODEL, run_loop
 # ---- Another accountant ----
 
 
-def gaussian(noise: float, rate: float = 1.0, steps: int = 1) -> Spend:
+def make_audited_spend(noise: float, rate: float = 1.0, steps: int = 1) -> Spend:
     return Spend("training", TRAIN, noise, rate, steps)
 
 
@@ -62,32 +62,32 @@ def composed(accountant: Any, spends: list[Spend]) -> Any:
 # Published ones have the epsilon that was published, which has the older conversion from Renyi's divergence: Mironov
 # 2017, Prop. 3.
 SETTINGS: list[tuple[list[Spend], float, float | None]] = [
-    ([gaussian(4, 0.01, 10_000)], 1e-5, 1.26),  # Abadi et al. 2016, sec. 3.2
+    ([make_audited_spend(4, 0.01, 10_000)], 1e-5, 1.26),  # Abadi et al. 2016, sec. 3.2
     # The README of TensorFlow Privacy's tutorials: MNIST, batches of 256 of 60,000; 15, 60 and 45 epochs.
-    ([gaussian(1.3, 256 / 60_000, 15 * 60_000 // 256)], 1e-5, 1.19),
-    ([gaussian(1.1, 256 / 60_000, 60 * 60_000 // 256)], 1e-5, 3.01),
-    ([gaussian(0.7, 256 / 60_000, 45 * 60_000 // 256)], 1e-5, 7.10),
+    ([make_audited_spend(1.3, 256 / 60_000, 15 * 60_000 // 256)], 1e-5, 1.19),
+    ([make_audited_spend(1.1, 256 / 60_000, 60 * 60_000 // 256)], 1e-5, 3.01),
+    ([make_audited_spend(0.7, 256 / 60_000, 45 * 60_000 // 256)], 1e-5, 7.10),
     # Single Gaussian mechanisms, a batch that is all samples, few samples, much and little noise.
-    ([gaussian(0.5)], 1e-5, None),
-    ([gaussian(1)], 1e-5, None),
-    ([gaussian(3)], 1e-3, None),
-    ([gaussian(10, 1, 100)], 1e-6, None),
-    ([gaussian(20, 1, 30)], 1e-8, None),
-    ([gaussian(6, 0.9, 200)], 1e-5, None),
-    ([gaussian(1.5, 0.5, 10)], 1e-5, None),
-    ([gaussian(1.5, 0.2, 50)], 1e-5, None),
-    ([gaussian(1.5, 0.01, 2000)], 1e-5, None),
-    ([gaussian(1, 64 / 60_000, 9375)], 1e-5, None),
-    ([gaussian(1, 5000 / 763_430, 4980)], 1e-9, None),
-    ([gaussian(2.5, 32 / 150, 400)], 1e-4, None),
-    ([gaussian(0.7, 0.001, 1000)], 1e-5, None),
-    ([gaussian(0.4, 0.001, 1000)], 1e-5, None),
-    ([gaussian(1, 0.5, 10)], 1e-5, None),
+    ([make_audited_spend(0.5)], 1e-5, None),
+    ([make_audited_spend(1)], 1e-5, None),
+    ([make_audited_spend(3)], 1e-3, None),
+    ([make_audited_spend(10, 1, 100)], 1e-6, None),
+    ([make_audited_spend(20, 1, 30)], 1e-8, None),
+    ([make_audited_spend(6, 0.9, 200)], 1e-5, None),
+    ([make_audited_spend(1.5, 0.5, 10)], 1e-5, None),
+    ([make_audited_spend(1.5, 0.2, 50)], 1e-5, None),
+    ([make_audited_spend(1.5, 0.01, 2000)], 1e-5, None),
+    ([make_audited_spend(1, 64 / 60_000, 9375)], 1e-5, None),
+    ([make_audited_spend(1, 5000 / 763_430, 4980)], 1e-9, None),
+    ([make_audited_spend(2.5, 32 / 150, 400)], 1e-4, None),
+    ([make_audited_spend(0.7, 0.001, 1000)], 1e-5, None),
+    ([make_audited_spend(0.4, 0.001, 1000)], 1e-5, None),
+    ([make_audited_spend(1, 0.5, 10)], 1e-5, None),
     # Steps of training, and answers on all samples.
-    ([gaussian(2, 0.1, 100), gaussian(20, 1, 11), gaussian(30)], 1e-5, None),
-    ([gaussian(1.2, 0.05, 200), gaussian(8, 1, 5)], 1e-6, None),
-    ([gaussian(1.2, 0.05, 200), gaussian(1.5, 0.02, 300), gaussian(9)], 1e-5, None),
-    ([gaussian(5, 0.3, 100), gaussian(40, 1, 200), gaussian(4, 0.25, 50)], 1e-4, None),
+    ([make_audited_spend(2, 0.1, 100), make_audited_spend(20, 1, 11), make_audited_spend(30)], 1e-5, None),
+    ([make_audited_spend(1.2, 0.05, 200), make_audited_spend(8, 1, 5)], 1e-6, None),
+    ([make_audited_spend(1.2, 0.05, 200), make_audited_spend(1.5, 0.02, 300), make_audited_spend(9)], 1e-5, None),
+    ([make_audited_spend(5, 0.3, 100), make_audited_spend(40, 1, 200), make_audited_spend(4, 0.25, 50)], 1e-4, None),
 ]
 
 
@@ -143,7 +143,7 @@ class Dirac(nn.Module):
         return self.head(x)
 
 
-def learner_of(
+def make_dp_learner(
     make: Callable[[], nn.Module], split: Split, spend: Spend, seed: int = 0, clip: float = 1.0, lr: float = 1.0
 ) -> DPLearner:
     """A participant in its only round, whose training is one given spend."""
@@ -170,7 +170,7 @@ def canary_losses(spend: Spend, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """
     included = np.random.default_rng([seed, 1]).random(CANARIES) < 0.5
     samples, labels = 1000 * np.eye(CANARIES, dtype=np.float32), np.zeros(CANARIES, np.int64)
-    learner = learner_of(Dirac, Split.of(samples[included], labels[included]), spend, seed, lr=1e-3)
+    learner = make_dp_learner(Dirac, Split.of(samples[included], labels[included]), spend, seed, lr=1e-3)
     start = learner.initial(0)
     zero = Params(start.layout, np.zeros_like(start.vector))
     learner.train(zero)
@@ -212,7 +212,14 @@ def separated(included: np.ndarray, losses: np.ndarray, delta: float) -> float:
 
 
 DELTA = 1e-5
-AUDITED = [gaussian(0.5), gaussian(1), gaussian(2), gaussian(3, 1, 4), gaussian(0.6, 0.3, 4), gaussian(1, 0.1, 8)]
+AUDITED = [
+    make_audited_spend(0.5),
+    make_audited_spend(1),
+    make_audited_spend(2),
+    make_audited_spend(3, 1, 4),
+    make_audited_spend(0.6, 0.3, 4),
+    make_audited_spend(1, 0.1, 8),
+]
 
 
 @pytest.mark.parametrize("spend", AUDITED, ids=str)
@@ -226,8 +233,8 @@ def test_no_audit_refutes_epsilon(spend: Spend) -> None:
 @pytest.mark.parametrize("noise", [0.5, 1.0])
 def test_canaries_that_do_not_touch_each_other_come_near_epsilon(noise: float) -> None:
     """So the audit can fail. What is missing is Renyi's conversion, a tenth, and the confidence."""
-    epsilon = epsilon_of(rdp_of([gaussian(noise)]), DELTA)
-    runs = [canary_losses(gaussian(noise), seed) for seed in range(10, 14)]
+    epsilon = epsilon_of(rdp_of([make_audited_spend(noise)]), DELTA)
+    runs = [canary_losses(make_audited_spend(noise), seed) for seed in range(10, 14)]
     included, losses = (np.concatenate(part) for part in zip(*runs))
     assert 0.75 * epsilon < separated(included, losses, DELTA) < epsilon
 
@@ -256,7 +263,11 @@ def no_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("breaks", "spend"),
-    [(less_noise, gaussian(2)), (no_clipping, gaussian(2)), (no_sampling, gaussian(1, 0.05, 4))],
+    [
+        (less_noise, make_audited_spend(2)),
+        (no_clipping, make_audited_spend(2)),
+        (no_sampling, make_audited_spend(1, 0.05, 4)),
+    ],
 )
 def test_the_audit_refutes_a_broken_mechanism(
     breaks: Callable[[pytest.MonkeyPatch], None], spend: Spend, monkeypatch: pytest.MonkeyPatch
@@ -270,7 +281,7 @@ def test_the_audit_refutes_a_broken_mechanism(
 # ---- Clipped gradients, by differences ----
 
 
-class Small(nn.Module):
+class SmallConvolution(nn.Module):
     """A convolution, whose weights lie channels last in a model's vector, GroupNorm, and a bias."""
 
     def __init__(self) -> None:
@@ -285,7 +296,7 @@ class Small(nn.Module):
 
 def numerical(model: Params, x: torch.Tensor, y: torch.Tensor, step: float = 2**-8) -> np.ndarray:
     """The gradient of one sample's loss, by central differences in float64."""
-    module = Small().double()
+    module = SmallConvolution().double()
 
     def loss(vector: np.ndarray) -> float:
         arrays = Params(model.layout, vector).arrays()
@@ -305,7 +316,7 @@ def numerical(model: Params, x: torch.Tensor, y: torch.Tensor, step: float = 2**
 def test_a_step_is_the_mean_of_clipped_gradients_of_single_samples() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(7, 2, 3, 3)).astype(np.float32), np.array([0, 1, 2, 2, 0, 1, 2])
-    learner = learner_of(Small, Split.of(x, y), gaussian(1e-12), clip=3.5)
+    learner = make_dp_learner(SmallConvolution, Split.of(x, y), make_audited_spend(1e-12), clip=3.5)
     start = learner.initial(0)
     gradients = [numerical(start, *sample) for sample in zip(torch.from_numpy(x), torch.from_numpy(y))]
     norms = [float(np.linalg.norm(g)) for g in gradients]
@@ -333,7 +344,7 @@ def test_without_clipping_a_step_of_a_built_in_network_is_that_of_torch(name: st
 
     rng = np.random.default_rng(1)
     split = Split.of(rng.normal(size=(5, 3, 16, 16)).astype(np.float32), np.array([0, 1, 2, 3, 0]))
-    learner, module = learner_of(make, split, gaussian(1e-12), clip=1e6), make()
+    learner, module = make_dp_learner(make, split, make_audited_spend(1e-12), clip=1e6), make()
     start = learner.initial(0)
     module.load_state_dict({name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in start.arrays().items()})
     nn.functional.cross_entropy(module(split.x), split.y).backward()
@@ -350,7 +361,7 @@ def test_a_sample_without_a_finite_gradient_counts_as_little_as_any() -> None:
     x[1] = 1e30
     for bad in (1e30, np.inf, np.nan):
         x[1, 0] = bad
-        learner = learner_of(Dirac, Split.of(x, y), gaussian(1e-3, 1.0, 2), lr=1e-3)
+        learner = make_dp_learner(Dirac, Split.of(x, y), make_audited_spend(1e-3, 1.0, 2), lr=1e-3)
         start = learner.initial(0)
         change = start.vector - learner.train(start).vector
         assert np.isfinite(change).all() and np.linalg.norm(change) < 1e-3 * 2 * 1.1
@@ -363,7 +374,7 @@ def test_a_sample_without_a_finite_gradient_counts_as_little_as_any() -> None:
 def test_batches_are_poisson_samples(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, rate, steps = 40, 0.2, 4000
     split = Split.of(np.zeros((rows, CANARIES), np.float32), np.zeros(rows, np.int64))
-    learner = learner_of(Dirac, split, gaussian(1.0, rate, steps))
+    learner = make_dp_learner(Dirac, split, make_audited_spend(1.0, rate, steps))
     if source == "operating system":
         monkeypatch.setattr("os.urandom", np.random.default_rng(1).bytes)
         learner._randomness = lambda purpose: SystemRandomness()
@@ -389,7 +400,7 @@ def test_batches_are_poisson_samples(source: str, monkeypatch: pytest.MonkeyPatc
 def test_a_choice_has_the_probabilities_of_the_exponential_mechanism() -> None:
     noise, times = 1.5, 4000
     split = Split.of(np.zeros((3, CANARIES), np.float32), np.array([0, 1, 1]))
-    learner = learner_of(Dirac, split, gaussian(noise), seed=3)
+    learner = make_dp_learner(Dirac, split, make_audited_spend(noise), seed=3)
     learner._account.account = replace(learner._account.account, queries=Queries(choices=times))
     models = [learner.initial(i) for i in range(3)]
     sums = np.array([0.0, 2.0, 5.0])

@@ -38,7 +38,7 @@ IMAGES = RNG.uniform(-1, 1, (12, 1, 6, 6)).astype(np.float32)
 LABELS = np.arange(12) % 2
 
 
-class Dropping(nn.Module):
+class TwofoldDropout(nn.Module):
     """Dropout between two layers, as a module and as a function."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Dropping(nn.Module):
         return self.head(nn.functional.dropout(hidden, 0.3, self.training))
 
 
-class Plain(nn.Module):
+class OneLayer(nn.Module):
     """One layer, which draws nothing."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Plain(nn.Module):
         return self.head(x.flatten(1))
 
 
-class Sometimes(Plain):
+class Sometimes(OneLayer):
     """A network that draws only for large batches."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ class Sometimes(Plain):
         return outputs + torch.randn(1) if len(x) > 1 else outputs
 
 
-class Fixed:
+class ConstantGenerator:
     """A generator that says the same numbers again: the attacker knows all other patients' draws."""
 
     def random(self, size: int) -> np.ndarray:
@@ -81,7 +81,7 @@ class Fixed:
         return np.zeros(size)
 
 
-def make_learner(make: Callable[[], nn.Module], split: Split, batch_size: int = 4, **more: object) -> DPLearner:
+def make_private_learner(make: Callable[[], nn.Module], split: Split, batch_size: int = 4, **more: object) -> DPLearner:
     """A participant in its only round, of one step in which everybody takes part."""
     spend = Spend("training", TRAIN, 1.0, 1.0, 1)
     run = TrainSettings(lr=1.0, momentum=0.0, batch_size=batch_size, local_steps=1, dp={"epsilon": 1.0}, **more)
@@ -89,7 +89,7 @@ def make_learner(make: Callable[[], nn.Module], split: Split, batch_size: int = 
     account = Account("p", dp, NoisePlan(spend, spend, spend, 1), {TRAIN: 10, TEST: 10}, Queries(), Books())
     runtime = Runtime(make, run, 0)
     return DPLearner(
-        runtime, "p", split, split, {}, account=RoundAccount(account, 0), randomness=lambda purpose: Fixed()
+        runtime, "p", split, split, {}, account=RoundAccount(account, 0), randomness=lambda purpose: ConstantGenerator()
     )
 
 
@@ -98,7 +98,7 @@ def clipped_sum(
 ) -> np.ndarray:
     """The sum of the clipped gradients of these samples, in units of the clipping norm."""
     split = Split.of(IMAGES[keep], LABELS[keep], patient=None if patient is None else patient[keep])
-    learner = make_learner(make, split, **more)
+    learner = make_private_learner(make, split, **more)
     runtime = learner._runtime
     runtime.resident.load(runtime.untrained(0))
     runtime.resident.module.train()
@@ -119,16 +119,16 @@ def moved_by(without: int, make: Callable[[], nn.Module], patient: np.ndarray | 
 
 @pytest.mark.parametrize("without", [0, 5, 11])
 def test_dropout_of_others_stays(without: int) -> None:
-    assert moved_by(without, Dropping) <= 1 + 1e-5
+    assert moved_by(without, TwofoldDropout) <= 1 + 1e-5
 
 
 @pytest.mark.parametrize("without", [0, 5, 11])
 def test_augmentation_of_others_stays(without: int) -> None:
     transforms = ["RandomHorizontalFlip", "RandomVerticalFlip", "RandomRotation:degrees=180"]
-    assert moved_by(without, Plain, augment=transforms) <= 1 + 1e-5
+    assert moved_by(without, OneLayer, augment=transforms) <= 1 + 1e-5
 
 
-@pytest.mark.parametrize("make", [Plain, Dropping])
+@pytest.mark.parametrize("make", [OneLayer, TwofoldDropout])
 @pytest.mark.parametrize("without", [0, 1, 2])
 def test_rows_of_others_stay(without: int, make: Callable[[], nn.Module]) -> None:
     """Each patient has four samples, of which a step takes two."""
@@ -136,7 +136,7 @@ def test_rows_of_others_stay(without: int, make: Callable[[], nn.Module]) -> Non
     assert moved_by(without, make, patient, batch_size=2) <= 1 + 1e-5
 
 
-@pytest.mark.parametrize("make", [Plain, Dropping])
+@pytest.mark.parametrize("make", [OneLayer, TwofoldDropout])
 def test_each_sample_counts(make: Callable[[], nn.Module]) -> None:
     """The bound is not reached by doing nothing."""
     assert moved_by(3, make) > 0.5
@@ -148,7 +148,7 @@ def test_a_network_that_draws_sometimes_is_refused() -> None:
 
 
 def test_an_empty_batch_with_augment_is_none() -> None:
-    learner = make_learner(Plain, Split.of(IMAGES, LABELS), augment=["RandomHorizontalFlip"])
+    learner = make_private_learner(OneLayer, Split.of(IMAGES, LABELS), augment=["RandomHorizontalFlip"])
     nobody = [torch.zeros(0, dtype=torch.int64)]
     batches = learner._drawn(nobody, "train")
     assert len(batches[0]) == 0
@@ -216,9 +216,9 @@ def test_noise_on_a_grid_tells_nothing(deviation: float) -> None:
 
 def test_what_leaves_training_is_on_the_grid() -> None:
     """The optimizer sees multiples of the grid, divided by the expected size of a batch."""
-    learner = make_learner(Plain, Split.of(IMAGES, LABELS))
+    learner = make_private_learner(OneLayer, Split.of(IMAGES, LABELS))
     generator = np.random.default_rng(3)
-    learner._randomness = lambda purpose: generator if "noise" in purpose else Fixed()
+    learner._randomness = lambda purpose: generator if "noise" in purpose else ConstantGenerator()
     learner.train(learner.initial(0))
     noisy = learner._runtime.resident.gradient.double().numpy() * 10  # 10 samples are said, at the rate 1
     grid = 2.0 ** np.floor(np.log2(CLIP * GRID))

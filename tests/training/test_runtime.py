@@ -260,7 +260,7 @@ def test_first_layers_that_all_models_share_are_computed_once(layers, monkeypatc
             torch.testing.assert_close(logits, resident.module.eval()(x), rtol=1e-4, atol=1e-5)
 
 
-class Doubled(MLP):
+class DoubledOutputs(MLP):
     """A chain's layers under another forward."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -277,7 +277,7 @@ class Odd(Network):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Doubled((4,), 2), Odd, lambda: ResNet18((1, 8, 8), 2)], ids=["forward", "layer", "resnet"]
+    "make", [lambda: DoubledOutputs((4,), 2), Odd, lambda: ResNet18((1, 8, 8), 2)], ids=["forward", "layer", "resnet"]
 )
 def test_other_modules_are_called_as_they_are(make):
     resident = ResidentModel(make())
@@ -312,7 +312,7 @@ def test_a_module_that_trained_in_between_is_back_in_evaluation_mode():
     torch.testing.assert_close(predictor(x[:3]), before[:, :3])  # BatchNorm by its running statistics, not the batch's
 
 
-class Dropping(Network):
+class DroppingChain(Network):
     """A chain with dropout."""
 
     def __init__(self) -> None:
@@ -327,7 +327,7 @@ class Dropping(Network):
         (NETWORKS["mlp"][0], True),
         (NETWORKS["cifar"][0], True),
         (NETWORKS["fashion"][0], False),
-        (Dropping, False),
+        (DroppingChain, False),
         (Odd, False),  # not known
     ],
     ids=["mlp", "cifar", "batchnorm", "dropout", "unknown"],

@@ -399,7 +399,7 @@ def test_a_perfect_auroc_is_not_above_one():
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30)
 
 
-def named(labels: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
+def measure_predictions(labels: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
     """The measures of a model that names these of eight classes."""
     return Classification().measured(torch.eye(8)[predictions], torch.from_numpy(labels))
 
@@ -408,13 +408,13 @@ def named(labels: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
 @given(PAIRS)
 def test_measures_are_scikit_learns(pairs: list[tuple[int, int]]) -> None:
     labels, predictions = np.array(pairs).T
-    measured = named(labels, predictions)
+    measured = measure_predictions(labels, predictions)
     assert measured["accuracy"] == pytest.approx(accuracy_score(labels, predictions))
     expected = f1_score(labels, predictions, average="macro", zero_division=0)
     assert measured["macro_f1"] == pytest.approx(expected)
 
 
 def test_macro_f1_counts_the_classes_that_occur_alone() -> None:
-    assert named(np.array([7, 7]), np.array([7, 7]))["macro_f1"] == 1
+    assert measure_predictions(np.array([7, 7]), np.array([7, 7]))["macro_f1"] == 1
     # Class 2: precision 1, recall 1/2. Class 5 is predicted and never true: 0. Classes 0, 1, 3, 4 do not occur.
-    assert named(np.array([2, 2]), np.array([2, 5]))["macro_f1"] == pytest.approx((2 / 3 + 0) / 2)
+    assert measure_predictions(np.array([2, 2]), np.array([2, 5]))["macro_f1"] == pytest.approx((2 / 3 + 0) / 2)
