@@ -366,7 +366,10 @@ def test_a_tie_of_class_names_ends_the_job(tmp_path):
     with pytest.raises(RuntimeError, match="Simulation failed"):
         in_simulator(tmp_path / "job", 2, data=FoldersOfSites(str(root)), **job)
     log = "".join(path.read_text() for path in (tmp_path / "job").rglob("server/log.txt"))
-    assert "sites number their classes differently: [a, b] at site-1; [a, bb] at site-2: set classes=" in log
+    # On a busy machine one site may check in before the other, which is then left out. Two sites are the fewest here.
+    together = "sites number their classes differently: [a, b] at site-1; [a, bb] at site-2: set classes="
+    one_by_one = re.search(r"it numbers its classes \[a, bb?\], and the run \[a, bb?\]", log)
+    assert together in log or one_by_one is not None
 
 
 def assert_only_at(workspace: Path, site: str, secret: str) -> None:
