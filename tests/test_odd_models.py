@@ -29,7 +29,7 @@ HERE = "tests.test_odd_models"
 INF = float("inf")
 
 
-class Plain(nn.Module):
+class PlainNetwork(nn.Module):
     """Ten classes of 8x8 digits; each network below differs from it in one point."""
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class Plain(nn.Module):
         return self.last(torch.relu(self.first(x.flatten(1))))
 
 
-class Softmaxed(Plain):
+class Softmaxed(PlainNetwork):
     """It trains, and a remark says that the loss takes logits."""
 
     def forward(self, x: Tensor) -> Any:
         return super().forward(x).softmax(dim=1)
 
 
-class Masked(Plain):
+class Masked(PlainNetwork):
     """An attention mask as a persistent buffer."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Masked(Plain):
         self.register_buffer("mask", torch.full((3, 3), -INF).triu(1))
 
 
-class Ignoring(Plain):
+class Ignoring(PlainNetwork):
     """A number that is not learned as a parameter without gradient, as some libraries keep it."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Ignoring(Plain):
         self.ignore = nn.Parameter(torch.tensor([-INF, float("nan")]), requires_grad=False)
 
 
-class Rotary(Plain):
+class Rotary(PlainNetwork):
     """Complex frequencies as buffers, one of which is not in the state_dict."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Rotary(Plain):
         return super().forward(turned.real)
 
 
-class Observing(Plain):
+class Observing(PlainNetwork):
     """A buffer that begins at infinity and that training changes, as observers of quantised networks have."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Observing(Plain):
         return super().forward(x)
 
 
-class Complex(Plain):
+class Complex(PlainNetwork):
     def __init__(self) -> None:
         super().__init__()
         self.spectrum = nn.Parameter(torch.ones(33, dtype=torch.complex64))
@@ -99,7 +99,7 @@ class Complex(Plain):
         return super().forward(torch.fft.irfft(torch.fft.rfft(x.flatten(1)) * self.spectrum, n=64))
 
 
-class Halved(Plain):
+class Halved(PlainNetwork):
     def __init__(self) -> None:
         super().__init__()
         self.half()
@@ -108,14 +108,14 @@ class Halved(Plain):
         return super().forward(x.half()).float()
 
 
-class DoublePrecision(Plain):
+class DoublePrecision(PlainNetwork):
     """A parameter of the usual type, and an input that is cast."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.double())
 
 
-class BuiltInDouble(Plain):
+class BuiltInDouble(PlainNetwork):
     """Its parameters are float64, and it casts nothing: it runs as float32."""
 
     def __init__(self) -> None:
@@ -133,13 +133,13 @@ class Spectral(nn.Module):
         return self.last(torch.relu(self.first(x.flatten(1))))
 
 
-class OnMeta(Plain):
+class OnMeta(PlainNetwork):
     def __init__(self) -> None:
         with torch.device("meta"):
             super().__init__()
 
 
-class PartlyOnMeta(Plain):
+class PartlyOnMeta(PlainNetwork):
     def __init__(self) -> None:
         super().__init__()
         self.last.to("meta")
@@ -154,19 +154,19 @@ class Lazy(nn.Module):
         return self.first(x.flatten(1))
 
 
-class FrozenNetwork(Plain):
+class FrozenNetwork(PlainNetwork):
     def __init__(self) -> None:
         super().__init__()
         self.requires_grad_(False)
 
 
-class FrozenBody(Plain):
+class FrozenBody(PlainNetwork):
     def __init__(self) -> None:
         super().__init__()
         self.first.requires_grad_(False)
 
 
-class Whole(Plain):
+class Whole(PlainNetwork):
     """A parameter of whole numbers."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class Whole(Plain):
         self.index = nn.Parameter(torch.arange(3), requires_grad=False)
 
 
-class NoNumber(Plain):
+class NoNumber(PlainNetwork):
     """A parameter that nobody has initialised."""
 
     def __init__(self) -> None:
@@ -182,14 +182,14 @@ class NoNumber(Plain):
         self.scale = nn.Parameter(torch.full((2,), float("nan")))
 
 
-class Detached(Plain):
+class Detached(PlainNetwork):
     """Its outputs have no gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).detach()
 
 
-class TwoInTraining(Plain):
+class TwoInTraining(PlainNetwork):
     """An auxiliary output in training, as of Inception."""
 
     def forward(self, x: Tensor) -> Any:
@@ -197,20 +197,20 @@ class TwoInTraining(Plain):
         return (logits, logits) if self.training else logits
 
 
-class NamedInTraining(Plain):
+class NamedInTraining(PlainNetwork):
     def forward(self, x: Tensor) -> Any:
         logits = super().forward(x)
         return {"logits": logits, "loss": logits.sum()} if self.training else logits
 
 
-class BreaksInTraining(Plain):
+class BreaksInTraining(PlainNetwork):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             raise KeyError("labels")
         return super().forward(x)
 
 
-class OtherShapeInTraining(Plain):
+class OtherShapeInTraining(PlainNetwork):
     def forward(self, x: Tensor) -> Tensor:
         logits = super().forward(x)
         return logits[:, :5] if self.training else logits
@@ -285,7 +285,7 @@ def test_refused_at_check_in(cls: type) -> None:
 
 
 def test_check_in_changes_no_statistics() -> None:
-    class Normed(Plain):
+    class Normed(PlainNetwork):
         def __init__(self) -> None:
             super().__init__()
             self.norm = nn.BatchNorm1d(64)

@@ -58,9 +58,7 @@ class Table(Reading, NamedSource):
     prepares: ClassVar[bool] = True
 
     path: str = setting(help="the file, found as by the source npz; read by its ending, else as CSV")
-    label: str | None = setting(
-        None, help="the label's column: classes, numbers to predict, or times if event is set; default label"
-    )
+    label: str | None = setting(None, help="the column of classes, numbers, or times if event is set; default label")
     key: str | None = setting(
         None, help="the column with each row's owner, which is a participant (partition natural); it is not a feature"
     )

@@ -427,7 +427,7 @@ def test_a_site_takes_its_gpu_and_says_which(monkeypatch, simulation, share):
 
     def site(*given, **more) -> SimpleNamespace:
         devices.append(given[5])
-        return SimpleNamespace(add=list, method=given[0], hosted={})
+        return SimpleNamespace(add=list, method=given[0], hosted={}, preparing=nullcontext)
 
     monkeypatch.setattr(module, "Site", site)
     monkeypatch.setattr(policy.Policy, "of", lambda fl_ctx: policy.Policy())

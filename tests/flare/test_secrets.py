@@ -584,7 +584,9 @@ def test_a_table_s_column_names_the_site_s_group_if_all_rows_agree(tmp_path, cap
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "ward.csv").write_text(f"share,ward,label\n{rows}")
     folder = write_kit(tmp_path / "kit", data_roots=[str(tmp_path / "data")])
-    source = Table(str(tmp_path / "data" / "ward.csv"), group="ward")
+    agreed = {"column": "share", "kind": "number", "mean": 3.0, "deviation": 2.0}
+    columns = {"columns": [agreed], "label": "label", "classes": ["0", "1"]}
+    source = Table(str(tmp_path / "data" / "ward.csv"), group="ward", columns=columns)
     model = {**JOB["model"], "args": {"input_shape": [1], "num_classes": 2}}
     said = answer_named_groups(folder, source, model=model, training={"local_steps": 2} | ({"dp": dp} if dp else {}))
     if outcome in ("data", "config"):

@@ -24,7 +24,7 @@ NOTHING = {"lr": 1e-30, "local_steps": 1, "batch_size": 20, "dp": {"epsilon": 2.
 ATTACKED = {"lr": 0.1, "local_steps": 1, "batch_size": 1000, "membership": 16}
 
 
-def bounded(tmp_path, monkeypatch, **settings):
+def run_bounded(tmp_path, monkeypatch, **settings):
     """Hospitals of one mind with a server whose operator has set the bound."""
     return Hospitals(tmp_path, monkeypatch, policy={"max_tpr_at_1pct_fpr": BOUND}, **settings)
 
@@ -40,7 +40,7 @@ def promises(job):
 
 def test_a_private_run_passes_by_its_epsilon(tmp_path, monkeypatch):
     """The promise that the attacks below steal."""
-    hospitals = bounded(tmp_path, monkeypatch)
+    hospitals = run_bounded(tmp_path, monkeypatch)
     job = hospitals.submit(hospitals.names, "private", training=NOTHING)
     assert not job.panics
     check_file(final_model(job))
@@ -48,7 +48,7 @@ def test_a_private_run_passes_by_its_epsilon(tmp_path, monkeypatch):
 
 
 def test_a_resumed_round_with_dp_makes_no_model_private(tmp_path, monkeypatch):
-    hospitals = bounded(tmp_path, monkeypatch)
+    hospitals = run_bounded(tmp_path, monkeypatch)
     learnt = hospitals.submit(hospitals.names, "learnt")
     washed = hospitals.submit(hospitals.names, "washed", training=NOTHING, num_rounds=2, resume_from="learnt")
     assert not learnt.panics and not washed.panics
@@ -60,7 +60,7 @@ def test_a_resumed_round_with_dp_makes_no_model_private(tmp_path, monkeypatch):
 
 
 def test_resumed_epsilons_are_those_of_one_ledger(tmp_path, monkeypatch):
-    hospitals = bounded(tmp_path, monkeypatch)
+    hospitals = run_bounded(tmp_path, monkeypatch)
     hospitals.submit(hospitals.names, "first", training={**NOTHING, "dp": {"epsilon": 1.0, "delta": 1e-5}})
     later = hospitals.submit(hospitals.names, "later", training=NOTHING, num_rounds=2, resume_from="first")
     assert not later.panics
@@ -86,7 +86,7 @@ def test_an_initial_model_brings_its_ancestors(tmp_path, monkeypatch, known):
 
 
 def test_a_model_above_the_bound_starts_no_job_by_a_servers_path(tmp_path, monkeypatch):
-    hospitals = bounded(tmp_path, monkeypatch)
+    hospitals = run_bounded(tmp_path, monkeypatch)
     learnt = final_model(hospitals.submit(hospitals.names, "learnt"))
     policy = {"max_tpr_at_1pct_fpr": BOUND, "data_roots": [str(learnt.parent)]}
     (tmp_path / "server" / "local" / "cfl.json").write_text(json.dumps(policy))
@@ -96,7 +96,7 @@ def test_a_model_above_the_bound_starts_no_job_by_a_servers_path(tmp_path, monke
 
 
 def test_epsilons_of_an_initial_model_add_up(tmp_path, monkeypatch):
-    hospitals = bounded(tmp_path, monkeypatch)
+    hospitals = run_bounded(tmp_path, monkeypatch)
     first = final_model(
         hospitals.submit(hospitals.names, "first", training={**NOTHING, "dp": {"epsilon": 1.0, "delta": 1e-5}})
     )
@@ -111,7 +111,7 @@ def test_epsilons_of_an_initial_model_add_up(tmp_path, monkeypatch):
 
 def test_attacks_after_another_split_measure_nothing(tmp_path, monkeypatch):
     """Patients who now test have trained before: an attack would take them for others."""
-    hospitals = bounded(tmp_path, monkeypatch)
+    hospitals = run_bounded(tmp_path, monkeypatch)
     hospitals.submit(hospitals.names, "learnt")
     later = {"training": ATTACKED, "num_rounds": 2, "resume_from": "learnt"}
     same = hospitals.submit(hospitals.names, "same", **later)
@@ -133,7 +133,7 @@ def test_who_trained_before_and_left_is_a_member(tmp_path, monkeypatch):
 
 
 def test_the_facts_go_with_the_file(tmp_path, monkeypatch):
-    hospitals = bounded(tmp_path, monkeypatch)
+    hospitals = run_bounded(tmp_path, monkeypatch)
     original = final_model(hospitals.submit(hospitals.names, "learnt"))
     copy = tmp_path / "elsewhere" / "a.safetensors"
     copy.parent.mkdir()
@@ -183,7 +183,7 @@ def test_a_site_asks_for_as_many_shadow_models(tmp_path, monkeypatch):
 
 def test_a_site_resumes_no_run_of_other_patients(tmp_path, monkeypatch):
     """The author names other rows for the test, which the server does not see."""
-    hospitals = bounded(tmp_path, monkeypatch)
+    hospitals = run_bounded(tmp_path, monkeypatch)
     hospitals.submit(hospitals.names, "learnt")
     for name in hospitals.names:
         path = tmp_path / f"{name}.npz"

@@ -144,7 +144,7 @@ make_model = model_factory(MODEL)
 
 
 @cache
-def hospitals() -> tuple[ParticipantData, ...]:
+def make_lying_hospitals() -> tuple[ParticipantData, ...]:
     return tuple(DataConfig(12, {"partition": "label_permutation", "groups": 3}).host(Digits(), "local", 0, 1))
 
 
@@ -158,8 +158,8 @@ def tell_lie(update: Update) -> Update:
 def honest_accuracy(method: Method, liar: str | None) -> float:
     """The mean accuracy of all but the first hospital, at the guards of real sites."""
     site = Site(method, make_model, TRAINING, 0)
-    site.add(hospitals())
-    people = [Participant(d.name, d.name, len(d.train), d.group) for d in hospitals()]
+    site.add(make_lying_hospitals())
+    people = [Participant(d.name, d.name, len(d.train), d.group) for d in make_lying_hospitals()]
     layout = site.runtime.division.public
     state = method.start(initial_models(method, make_model, layout, 0, None), [p.name for p in people])
     settings = ServerSettings(ROUNDS, evaluate_every=ROUNDS).at_real_sites()
@@ -175,10 +175,10 @@ def honest_accuracy(method: Method, liar: str | None) -> float:
                 result = replace(result, update=tell_lie(result.update))
             server.accept(result, name)
         server.finish_round()
-    return float(np.mean([accuracies[person.name] for person in hospitals()[1:]]))
+    return float(np.mean([accuracies[person.name] for person in make_lying_hospitals()[1:]]))
 
 
 @pytest.mark.parametrize("method", [WeCFL(k=3), CLoVE(k=3), CFLGP(k=3)], ids=lambda method: method.name)
 def test_one_liar_of_twelve_does_not_destroy_digits(method):
     """Without the bounds WeCFL and CFL-GP lose more than 20 points, and CLoVE more than 40."""
-    assert honest_accuracy(method, hospitals()[0].name) > honest_accuracy(method, None) - 0.1
+    assert honest_accuracy(method, make_lying_hospitals()[0].name) > honest_accuracy(method, None) - 0.1

@@ -72,7 +72,7 @@ CHECK_INS = {
     "a list as label": (of_check_in(lambda p: p.update(label=["g"])), r"label = \['g'\] should be None or"),
     "classes of its own": (
         forge_meta(lambda c: c.update(classes=["b", "a"])),
-        r"it numbers its classes \[b, a\], and the others by no names; correct the names there, or set classes=",
+        r"it numbers its classes \[b, a\], and the run by no names; correct the names there, or set classes=",
     ),
     "a class with a long name": (forge_meta(lambda c: c.update(classes=["a" * 101])), "should have a name of 1 to 100"),
     "a class that moves the cursor": (

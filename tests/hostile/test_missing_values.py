@@ -104,8 +104,8 @@ def test_a_real_site_refuses_the_job(tmp_path, monkeypatch, agreed):
     monkeypatch.setenv("CFL_COLUMNS", str(tmp_path / "columns.json"))
     training = {"lr": 0.1, "local_steps": 1, "dp": {"epsilon": 3.0, "delta": 1e-5}}
     model = describe(Logistic((5,), 2), "model")
-    site = kits.executor(SiteData(), training=marked(training), model=marked(model))
+    site = kits.make_executor(SiteData(), training=marked(training), model=marked(model))
     job = {**kits.JOB, "training": training, "model": model}
-    said = kits.answer(site, kits.check_in(job=job), kits.kit(tmp_path / "kit", True))
+    said = kits.answer(site, kits.ask_check_in(job=job), kits.write_kit(tmp_path / "kit", True))
     assert ("participants" in said) == agreed
     assert said.get("error") == (None if agreed else "columns")

@@ -44,12 +44,12 @@ DELTA = 1e-5
 TRAINING = {"local_steps": 2, "dp": {"epsilon": 3.0, "rounds": 2, "measured": 2}}
 
 
-def private_job(source: SiteData | None = None, **changes: Any) -> ClusteredExecutor:
+def make_private_job(source: SiteData | None = None, **changes: Any) -> ClusteredExecutor:
     """A job's process at a site, whose author asks for an epsilon of 3."""
     return make_executor(source or SiteData(), **{"training": marked(TRAINING), **changes})
 
 
-def ask(site: ClusteredExecutor, folder: Path, job: str = "job", **changes: Any) -> dict[str, Any]:
+def ask_private_job(site: ClusteredExecutor, folder: Path, job: str = "job", **changes: Any) -> dict[str, Any]:
     """What a site answers to a job's first task."""
     fl_ctx = context(folder)
     fl_ctx.set_prop(ReservedKey.RUN_NUM, job)
@@ -99,11 +99,11 @@ def test_another_path_has_no_second_budget(
     data = write_kit_npz(tmp_path / "heart" / "ward.npz")
     folder = write_kit(tmp_path / "site-1", epsilon_budget=4.0)
     monkeypatch.setenv("CFL_DATA", str(data))
-    first = private_job()
-    assert "error" not in ask(first, folder, "first")
+    first = make_private_job()
+    assert "error" not in ask_private_job(first, folder, "first")
     spend_all(first)
     monkeypatch.setenv("CFL_DATA", str(find_other(data)))
-    assert ask(private_job(), folder, "second")["error"] == "budget"
+    assert ask_private_job(make_private_job(), folder, "second")["error"] == "budget"
 
 
 def test_operators_name_data_of_other_patients(
@@ -116,15 +116,15 @@ def test_operators_name_data_of_other_patients(
     named = [word for data in (heart, lung) for word in ("--data-set", f"{data.parent.name}={data.parent}")]
     assert main(["site", "prepare", str(folder), "--epsilon-budget", "4", *named]) == 0
     monkeypatch.setenv("CFL_DATA", str(heart))
-    first = private_job()
-    assert "error" not in ask(first, folder, "first")
+    first = make_private_job()
+    assert "error" not in ask_private_job(first, folder, "first")
     spend_all(first)
     monkeypatch.setenv("CFL_DATA", str(heart.parent))
-    assert ask(private_job(), folder, "second")["error"] == "budget"
+    assert ask_private_job(make_private_job(), folder, "second")["error"] == "budget"
     monkeypatch.setenv("CFL_DATA", str(lung))
-    assert "error" not in ask(private_job(), folder, "third")
+    assert "error" not in ask_private_job(make_private_job(), folder, "third")
     monkeypatch.setenv("CFL_DATA", str(other))
-    assert ask(private_job(), folder, "fourth")["error"] == "budget"
+    assert ask_private_job(make_private_job(), folder, "fourth")["error"] == "budget"
     capsys.readouterr()
     assert main(["site", "ledger", "--kit", str(folder), "--json"]) == 0
     spent = {line["data"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
@@ -215,8 +215,8 @@ def test_a_resumed_job_with_another_split_is_seen(tmp_path: Path, monkeypatch: p
     folder = write_kit(tmp_path / "site-1")
     divisions = []
     for changes in ({}, {}, {"seed": 1}, {"data": marked({"validation": 0.3})}):
-        site = private_job(**changes)
-        assert "error" not in ask(site, folder)
+        site = make_private_job(**changes)
+        assert "error" not in ask_private_job(site, folder)
         assert isinstance(site._books, JobBooks)
         divisions.append(site._books.job.division)
     assert divisions[0] == divisions[1]
@@ -266,7 +266,7 @@ def test_numbers_in_a_job_ask_for_no_count(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "ward.npz")))
     folder = write_kit(tmp_path / "site-1", epsilon_budget=4.0)
     codes = {
-        ask(private_job(data=marked({"min_samples": asked})), folder, f"job-{asked}").get("error")
+        ask_private_job(make_private_job(data=marked({"min_samples": asked})), folder, f"job-{asked}").get("error")
         for asked in (1, 19, 20, 21, 40)
     }
     assert codes == {"budget"}
@@ -282,11 +282,11 @@ def test_ranges_in_a_job_ask_for_no_value(tmp_path: Path, monkeypatch: pytest.Mo
     folder = write_kit(tmp_path / "site-1", epsilon_budget=4.0)
     source = SiteData(columns=json.loads(agreed.read_text()))
     model = marked(describe(Logistic((2,), 2), "model"))
-    said = ask(private_job(source=source, model=model), folder, "ranges")
+    said = ask_private_job(make_private_job(source=source, model=model), folder, "ranges")
     assert said["error"] == "budget"
     assert not list((tmp_path / "state").rglob("*.jsonl"))
     monkeypatch.setenv("CFL_COLUMNS", str(agreed))
-    assert ask(private_job(source=source, model=model), folder, "agreed").get("error") != "budget"
+    assert ask_private_job(make_private_job(source=source, model=model), folder, "agreed").get("error") != "budget"
 
 
 def test_refusals_by_data_are_coarse_and_counted(
@@ -301,18 +301,18 @@ def test_refusals_by_data_are_coarse_and_counted(
     folder = write_kit(tmp_path / "site-1", epsilon_budget=4.0, max_refusals=2)
     large = describe(Logistic((1, 9, 9), 2), "model")
     narrow = describe(Logistic((1, 4, 4), 1), "model")
-    assert ask(private_job(model=marked(large)), folder, "shape")["error"] == WITHHELD
-    assert ask(private_job(model=marked(narrow)), folder, "classes")["error"] == WITHHELD
+    assert ask_private_job(make_private_job(model=marked(large)), folder, "shape")["error"] == WITHHELD
+    assert ask_private_job(make_private_job(model=marked(narrow)), folder, "classes")["error"] == WITHHELD
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 2 and all(line.endswith(f"failed: {WITHHELD}") for line in errors)
-    assert ask(private_job(), folder, "honest")["error"] == "ledger"
+    assert ask_private_job(make_private_job(), folder, "honest")["error"] == "ledger"
     assert "max_refusals = 2" in caplog.text
     capsys.readouterr()
     assert main(["site", "ledger", "--kit", str(folder)]) == 0
     assert "refusals by data: 2 of at most 2" in capsys.readouterr().out
     assert main(["site", "ledger", "--kit", str(folder), "--accept", "a wrong model"]) == 0
-    assert "error" not in ask(private_job(), folder, "honest")
-    assert ask(private_job(model=marked(large)), folder, "again")["error"] == WITHHELD
+    assert "error" not in ask_private_job(make_private_job(), folder, "honest")
+    assert ask_private_job(make_private_job(model=marked(large)), folder, "again")["error"] == WITHHELD
 
 
 def test_failures_in_a_round_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +334,7 @@ def test_without_a_budget_codes_are_as_they_were(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("CFL_DATA", str(write_kit_npz(tmp_path / "ward.npz")))
     folder = write_kit(tmp_path / "site-1")
     large = describe(Logistic((1, 9, 9), 2), "model")
-    assert ask(private_job(model=marked(large)), folder)["error"] == "model"
+    assert ask_private_job(make_private_job(model=marked(large)), folder)["error"] == "model"
 
 
 def test_every_code_is_known() -> None:
@@ -344,7 +344,7 @@ def test_every_code_is_known() -> None:
 # ---- Counts that nobody asked for ----
 
 
-def answers_of(training: TrainSettings) -> dict[str, Any]:
+def list_answers_of(training: TrainSettings) -> dict[str, Any]:
     """What a site answers to a server that asks for all that there is."""
     x, y = np.ones((40, 1), np.float32), np.array([0] * 30 + [1] * 10)
     site = Site(FedAvg(), Coin, training, seed=0)
@@ -361,8 +361,8 @@ def answers_of(training: TrainSettings) -> dict[str, Any]:
 
 def test_a_server_gets_what_the_job_asks_for() -> None:
     """The numbers of test samples by label left on the server's word."""
-    assert answers_of(TrainSettings()).keys() == {"metrics"}
-    asked = answers_of(TrainSettings(bootstrap=50))
+    assert list_answers_of(TrainSettings()).keys() == {"metrics"}
+    asked = list_answers_of(TrainSettings(bootstrap=50))
     assert asked.keys() == {"metrics", "test_classes", "bootstrap"}
     assert asked["test_classes"] == [30, 10]
 

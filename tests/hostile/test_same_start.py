@@ -21,7 +21,7 @@ FIRST_GROUPS = ({1, 2, 3}, {1, 2, 4}, {1, 2, 5}, {1, 2, 6})
 
 
 @pytest.fixture
-def hospitals(tmp_path, monkeypatch):
+def make_equal_starters(tmp_path, monkeypatch):
     return Hospitals(tmp_path, monkeypatch, count=6)
 
 

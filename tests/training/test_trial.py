@@ -190,7 +190,7 @@ class MakesLayer(Plain):
         return self.late(super().forward(x))
 
 
-class Growing(Plain):
+class GrowingNetwork(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("bank", torch.zeros(0, 4))
@@ -334,7 +334,7 @@ def test_usual_networks_have_no_remark(cls: type, task: str) -> None:
         (EndsProgram, r"SystemExit.*; "),
         (ReplacesParameter, r"'last.weight'.*; .*copy_"),
         (MakesLayer, r"'late.weight' when it computes.*; .*constructor"),
-        (Growing, r"buffer 'bank' of shape \(0, 4\).*; "),
+        (GrowingNetwork, r"buffer 'bank' of shape \(0, 4\).*; "),
     ],
 )
 def test_refused_with_reason_and_hint(cls: type, refusal: str) -> None:
