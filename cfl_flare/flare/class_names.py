@@ -149,7 +149,7 @@ def describe_difference(names: tuple[str, ...], agreed: tuple[str, ...]) -> str:
 
 def _describe_disagreement(stated: Mapping[str, tuple[str, ...]]) -> str:
     sites_by_names: dict[tuple[str, ...], list[str]] = {}
-    for site, names in stated.items():
+    for site, names in sorted(stated.items()):  # whichever site checked in first
         sites_by_names.setdefault(names, []).append(site)
     parts = [f"{_show(names)} at {', '.join(sites[:3])}" for names, sites in list(sites_by_names.items())[:3]]
     more = ", ..." if len(sites_by_names) > 3 else ""

@@ -352,7 +352,7 @@ def test_sites_that_number_classes_differently_are_not_averaged(tmp_path):
     source = FoldersOfSites(str(root))
     run = load_run(in_simulator(tmp_path / "own", 3, data=source, **job) / "cfl")
     assert {p["site"] for p in run.summary["participants"]} == {"site-1", "site-2"}
-    reason = "it numbers its classes [b, c], and the others [a, b, c]; correct the names there, or set classes="
+    reason = "it numbers its classes [b, c], and the run [a, b, c]; correct the names there, or set classes="
     assert run.summary["sites_left_out"]["site-3"].startswith(reason)
     assert run.summary["classes"] == ["a", "b", "c"]
     source = FoldersOfSites(str(root), classes=["a", "b", "c"])
