@@ -21,14 +21,14 @@ FIRST_GROUPS = ({1, 2, 3}, {1, 2, 4}, {1, 2, 5}, {1, 2, 6})
 
 
 @pytest.fixture
-def make_equal_starters(tmp_path, monkeypatch):
+def six_hospitals(tmp_path, monkeypatch):
     return Hospitals(tmp_path, monkeypatch, count=6)
 
 
-def submit_groups(hospitals, first, **settings):
+def submit_groups(six_hospitals, first, **settings):
     """A job of one round in which the author chooses the two groups of three hospitals."""
-    groups = {name: "a" if number in first else "b" for number, name in enumerate(hospitals.names, 1)}
-    return hospitals.submit(hospitals.names, "trial", "groups", {"groups": groups}, model=MODEL, **settings)
+    groups = {name: "a" if number in first else "b" for number, name in enumerate(six_hospitals.names, 1)}
+    return six_hospitals.submit(six_hospitals.names, "trial", "groups", {"groups": groups}, model=MODEL, **settings)
 
 
 def first_layer(vector):
@@ -36,9 +36,9 @@ def first_layer(vector):
     return vector[:64].astype(np.float64)
 
 
-def test_private_layers_make_no_other_start(hospitals):
+def test_private_layers_make_no_other_start(six_hospitals):
     """With equal starts: u3 - u4, u3 - u5 and u3 - u6 by differences of means, then u3 by the mean of all."""
-    jobs = [submit_groups(hospitals, first, private=private) for first, private in zip(FIRST_GROUPS, PRIVATE)]
+    jobs = [submit_groups(six_hospitals, first, private=private) for first, private in zip(FIRST_GROUPS, PRIVATE)]
     assert not jobs[0].panics
     assert all("with means that were made before from the same model" in job.panics[0] for job in jobs[1:])
     known = [first_layer(job.models["cluster-0"]) for job in jobs]
@@ -50,19 +50,19 @@ def test_private_layers_make_no_other_start(hospitals):
     assert np.abs(found - truth).max() > 0.3 * np.abs(truth).max()
 
 
-def test_a_part_alone_is_the_same_start(hospitals):
+def test_a_part_alone_is_the_same_start(six_hospitals):
     """Job one sends all biases, and job two the whole model."""
-    jobs = [submit_groups(hospitals, first, private=p) for first, p in zip(FIRST_GROUPS, ("weight", None))]
+    jobs = [submit_groups(six_hospitals, first, private=p) for first, p in zip(FIRST_GROUPS, ("weight", None))]
     assert not jobs[0].panics
     assert "from the same model" in jobs[1].panics[0]
 
 
-def test_another_seed_is_another_start(hospitals):
+def test_another_seed_is_another_start(six_hospitals):
     for seed, first in enumerate(FIRST_GROUPS):
-        assert not submit_groups(hospitals, first, private="bias", seed=seed).panics
+        assert not submit_groups(six_hospitals, first, private="bias", seed=seed).panics
 
 
-def test_other_layers_are_not_compared(hospitals):
+def test_other_layers_are_not_compared(six_hospitals):
     """One job sends the first layer, the other one the last layer: no array has two means."""
     for first, private in zip(FIRST_GROUPS, ("head", "body")):
-        assert not submit_groups(hospitals, first, private=private).panics
+        assert not submit_groups(six_hospitals, first, private=private).panics
