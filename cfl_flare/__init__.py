@@ -49,9 +49,25 @@ if TYPE_CHECKING:
         Proximal,
         WeCFL,
     )
-    from cfl_flare.models import MLP, CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18, UNet
+    from cfl_flare.models import (
+        MLP,
+        CifarCNN,
+        FashionCNN,
+        LeafCNN,
+        Logistic,
+        MobileNetV2,
+        ResNet18,
+        UNet,
+    )
     from cfl_flare.report.table import results_table
-    from cfl_flare.results import Difference, Run, find_runs, load_arrays, load_model, paired_difference
+    from cfl_flare.results import (
+        Difference,
+        Run,
+        find_runs,
+        load_arrays,
+        load_model,
+        paired_difference,
+    )
     from cfl_flare.training.settings import TrainSettings
     from cfl_flare.training.tasks import (
         Binary,
@@ -88,7 +104,9 @@ __all__ = ["__version__", *_MODULES]
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module 'cfl_flare' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'cfl_flare' has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
     return getattr(import_module(f"cfl_flare.{_MODULES[name]}"), name)
 
 

@@ -24,15 +24,24 @@ from cfl_flare.core.config import require, require_whole
 
 def _whole_numbers(values: object, what: str, example: str) -> tuple[int, ...]:
     valid = isinstance(values, Sequence) and all(
-        isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= 1 for n in values
+        isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= 1
+        for n in values
     )
-    require(valid, f"model {what} = {values!r} should be whole numbers >= 1, such as {example}")
+    require(
+        valid,
+        f"model {what} = {values!r} should be whole numbers >= 1, such as {example}",
+    )
     return tuple(int(n) for n in cast(Sequence[int], values))
 
 
-def _image_shape(input_shape: Sequence[int], smallest: int, name: str) -> tuple[int, int, int]:
+def _image_shape(
+    input_shape: Sequence[int], smallest: int, name: str
+) -> tuple[int, int, int]:
     shape = _whole_numbers(input_shape, f"{name}: input_shape", "[1, 28, 28]")
-    require(len(shape) == 3, f"model {name}: input_shape = {shape} should be (channels, height, width)")
+    require(
+        len(shape) == 3,
+        f"model {name}: input_shape = {shape} should be (channels, height, width)",
+    )
     require(
         min(shape[1:]) >= smallest,
         f"model {name}: images of {shape[1]}x{shape[2]} are too small, it needs {smallest}x{smallest}; use the mlp",
@@ -66,11 +75,21 @@ class MLP(Network):
 
     name: ClassVar[str] = "mlp"
 
-    def __init__(self, input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (64,)):
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        num_classes: int,
+        hidden: Sequence[int] = (64,),
+    ):
         super().__init__()
         require_whole(f"model {self.name}", num_classes=num_classes)
-        self.input_shape = _whole_numbers(input_shape, f"{self.name}: input_shape", "[1, 28, 28]")
-        self.num_classes, self.hidden = num_classes, _whole_numbers(hidden, f"{self.name}: hidden", "[64]")
+        self.input_shape = _whole_numbers(
+            input_shape, f"{self.name}: input_shape", "[1, 28, 28]"
+        )
+        self.num_classes, self.hidden = (
+            num_classes,
+            _whole_numbers(hidden, f"{self.name}: hidden", "[64]"),
+        )
         widths = [math.prod(self.input_shape), *self.hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for i, o in pairwise(widths):
@@ -88,7 +107,9 @@ class Logistic(MLP):
         super().__init__(input_shape, num_classes, hidden=())
 
 
-def _convolution(channels: int, width: int, padding: int = 0, norm: bool = False) -> list[nn.Module]:
+def _convolution(
+    channels: int, width: int, padding: int = 0, norm: bool = False
+) -> list[nn.Module]:
     """A 5x5 convolution. Pooling before ReLU gives the same numbers for a quarter of the ReLU's work."""
     layers: list[nn.Module] = [nn.Conv2d(channels, width, 5, padding=padding)]
     if norm:
@@ -113,19 +134,26 @@ class ImageNetwork(Network):
     name: ClassVar[str]
     smallest: ClassVar[int]
 
-    def __init__(self, input_shape: Sequence[int], num_classes: int, norm: str = "batch"):
+    def __init__(
+        self, input_shape: Sequence[int], num_classes: int, norm: str = "batch"
+    ):
         super().__init__()
         require_whole(f"model {self.name}", num_classes=num_classes)
         self.input_shape = _image_shape(input_shape, self.smallest, self.name)
         self.num_classes, self.norm = num_classes, norm
-        require(norm in ("batch", "group"), f"model {self.name}: norm = {norm!r} should be batch or group")
+        require(
+            norm in ("batch", "group"),
+            f"model {self.name}: norm = {norm!r} should be batch or group",
+        )
         self.body, self.head = self._layers(*self.input_shape)
         for module in list(self.body.modules()) if norm == "group" else ():
             for name, layer in module.named_children():
                 if isinstance(layer, nn.BatchNorm2d):
                     setattr(module, name, _group_norm(layer.num_features))
 
-    def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
+    def _layers(
+        self, channels: int, height: int, width: int
+    ) -> tuple[nn.Module, nn.Linear]:
         raise NotImplementedError
 
 
@@ -139,8 +167,13 @@ class FashionCNN(ImageNetwork):
     name = "fashion-cnn"
     smallest = 4
 
-    def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
-        convolutions = [*_convolution(channels, 16, 2, norm=True), *_convolution(16, 32, 2, norm=True)]
+    def _layers(
+        self, channels: int, height: int, width: int
+    ) -> tuple[nn.Module, nn.Linear]:
+        convolutions = [
+            *_convolution(channels, 16, 2, norm=True),
+            *_convolution(16, 32, 2, norm=True),
+        ]
         body = nn.Sequential(*convolutions, nn.Flatten())
         return body, nn.Linear((height // 4) * (width // 4) * 32, self.num_classes)
 
@@ -155,7 +188,9 @@ class CifarCNN(ImageNetwork):
     name = "cifar-cnn"
     smallest = 16
 
-    def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
+    def _layers(
+        self, channels: int, height: int, width: int
+    ) -> tuple[nn.Module, nn.Linear]:
         features = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
         convolutions = [*_convolution(channels, 6), *_convolution(6, 16), nn.Flatten()]
         hidden = [nn.Linear(features, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()]
@@ -172,9 +207,17 @@ class LeafCNN(ImageNetwork):
     name = "leaf-cnn"
     smallest = 4
 
-    def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
-        convolutions = [*_convolution(channels, 32, 2), *_convolution(32, 64, 2), nn.Flatten()]
-        body = nn.Sequential(*convolutions, nn.Linear((height // 4) * (width // 4) * 64, 2048), nn.ReLU())
+    def _layers(
+        self, channels: int, height: int, width: int
+    ) -> tuple[nn.Module, nn.Linear]:
+        convolutions = [
+            *_convolution(channels, 32, 2),
+            *_convolution(32, 64, 2),
+            nn.Flatten(),
+        ]
+        body = nn.Sequential(
+            *convolutions, nn.Linear((height // 4) * (width // 4) * 64, 2048), nn.ReLU()
+        )
         return body, nn.Linear(2048, self.num_classes)
 
 
@@ -199,22 +242,38 @@ class ResNet18(ImageNetwork):
     name = "resnet18"
     smallest = 8
 
-    def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
-        from torchvision.models.resnet import BasicBlock, ResNet  # slow to import, and only needed here
+    def _layers(
+        self, channels: int, height: int, width: int
+    ) -> tuple[nn.Module, nn.Linear]:
+        from torchvision.models.resnet import (
+            BasicBlock,
+            ResNet,
+        )  # slow to import, and only needed here
 
         class Block(BasicBlock):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 """Torchvision's, which adds in place. Where single samples' gradients are taken, that is forbidden."""
                 out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-                return cast(torch.Tensor, self.relu(out + (x if self.downsample is None else self.downsample(x))))
+                return cast(
+                    torch.Tensor,
+                    self.relu(
+                        out + (x if self.downsample is None else self.downsample(x))
+                    ),
+                )
 
-        parts = OrderedDict(ResNet(Block, [2, 2, 2, 2], num_classes=self.num_classes).named_children())
+        parts = OrderedDict(
+            ResNet(Block, [2, 2, 2, 2], num_classes=self.num_classes).named_children()
+        )
         small = min(height, width) < SMALL_IMAGE
-        parts["conv1"] = _stem(channels, 64, kernel=3 if small else 7, stride=1 if small else 2)
+        parts["conv1"] = _stem(
+            channels, 64, kernel=3 if small else 7, stride=1 if small else 2
+        )
         if small:
             del parts["maxpool"]
         head = parts.pop("fc")
-        return nn.Sequential(OrderedDict(**parts, flatten=nn.Flatten())), cast(nn.Linear, head)
+        return nn.Sequential(OrderedDict(**parts, flatten=nn.Flatten())), cast(
+            nn.Linear, head
+        )
 
 
 class MobileNetV2(ImageNetwork):
@@ -227,18 +286,29 @@ class MobileNetV2(ImageNetwork):
     name = "mobilenet-v2"
     smallest = 8
 
-    def _layers(self, channels: int, height: int, width: int) -> tuple[nn.Module, nn.Linear]:
-        from torchvision.models import mobilenet_v2  # slow to import, and only needed here
+    def _layers(
+        self, channels: int, height: int, width: int
+    ) -> tuple[nn.Module, nn.Linear]:
+        from torchvision.models import (
+            mobilenet_v2,
+        )  # slow to import, and only needed here
 
         network = mobilenet_v2(num_classes=self.num_classes)
         small = min(height, width) < SMALL_IMAGE
         network.features[0][0] = _stem(channels, 32, kernel=3, stride=1 if small else 2)
         if small:
-            halving = next(m for m in network.features[1:].modules() if isinstance(m, nn.Conv2d) and m.stride == (2, 2))
+            halving = next(
+                m
+                for m in network.features[1:].modules()
+                if isinstance(m, nn.Conv2d) and m.stride == (2, 2)
+            )
             halving.stride = (1, 1)
         dropout, head = network.classifier
         body = OrderedDict(
-            features=network.features, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), dropout=dropout
+            features=network.features,
+            pool=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            dropout=dropout,
         )
         return nn.Sequential(body), head
 
@@ -258,11 +328,17 @@ class UNet(nn.Module):
     def __init__(self, input_shape: Sequence[int], num_classes: int, width: int = 16):
         super().__init__()
         require_whole("model unet", num_classes=num_classes, width=width)
-        self.input_shape, self.num_classes = _image_shape(input_shape, 1, "unet"), num_classes
+        self.input_shape, self.num_classes = (
+            _image_shape(input_shape, 1, "unet"),
+            num_classes,
+        )
         channels, height, wide = self.input_shape
         up_to = f"{-(-height // 4) * 4}x{-(-wide // 4) * 4}"
         divided = height % 4 == 0 and wide % 4 == 0
-        require(divided, f"model unet: images of {height}x{wide} cannot be halved twice; pad or resize them to {up_to}")
+        require(
+            divided,
+            f"model unet: images of {height}x{wide} cannot be halved twice; pad or resize them to {up_to}",
+        )
         self.width = width
         self.down1 = self._convolutions(channels, width)
         self.down2 = self._convolutions(width, 2 * width)
@@ -277,7 +353,11 @@ class UNet(nn.Module):
     def _convolutions(channels: int, width: int) -> nn.Sequential:
         layers: list[nn.Module] = []
         for before in (channels, width):
-            layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), _group_norm(width), nn.ReLU()]
+            layers += [
+                nn.Conv2d(before, width, 3, padding=1, bias=False),
+                _group_norm(width),
+                nn.ReLU(),
+            ]
         return nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -21,25 +21,48 @@ from cfl_flare.core.text import plain
 # Each command's module, which has a function of its name and one that adds its options; and its line of help.
 COMMANDS = {
     "run": ("run", "run methods on simulated participants, through FLARE's simulator"),
-    "study": ("study", "find out whether to cluster, into how many groups, and who gains"),
+    "study": (
+        "study",
+        "find out whether to cluster, into how many groups, and who gains",
+    ),
     "export": ("export", "write a FLARE job for real sites, without running it"),
-    "methods": ("show", "list methods, penalties, partitions, data and models with their settings"),
-    "partition": ("run", "deal a data set out and report who gets what, without training"),
-    "onboard": ("run", "give a participant that was not in training its cluster and its model"),
+    "methods": (
+        "show",
+        "list methods, penalties, partitions, data and models with their settings",
+    ),
+    "partition": (
+        "run",
+        "deal a data set out and report who gets what, without training",
+    ),
+    "onboard": (
+        "run",
+        "give a participant that was not in training its cluster and its model",
+    ),
     "show": ("show", "print a run's table again, and draw its figures"),
-    "report": ("show", "write the report of a study or a run, or a comparison of runs, as one HTML file"),
+    "report": (
+        "show",
+        "write the report of a study or a run, or a comparison of runs, as one HTML file",
+    ),
     "card": ("card", "write a model card for each model of a run"),
     "site": ("site", "for the operator of a site: prepare its kit, check its data"),
     "columns": ("site", "put together what all sites' tables have, for a job"),
     "predict": ("predict", "predict with a run's model, at a site or at the server"),
-    "drift": ("drift", "say whether a hospital's new data has left the cluster whose model it was given"),
-    "convert": ("predict", "write a run's model as an ONNX graph, with a JSON file that describes it"),
+    "drift": (
+        "drift",
+        "say whether a hospital's new data has left the cluster whose model it was given",
+    ),
+    "convert": (
+        "predict",
+        "write a run's model as an ONNX graph, with a JSON file that describes it",
+    ),
     "templates": ("export", "write FLARE's job templates, for 'nvflare job create'"),
 }
 
 
 def parser() -> Parser:
-    top = Parser(prog="cfl-flare", description="Clustered federated learning for NVIDIA FLARE.")
+    top = Parser(
+        prog="cfl-flare", description="Clustered federated learning for NVIDIA FLARE."
+    )
     top.add_argument("--version", action="version", version=f"cfl-flare {__version__}")
     commands = top.add_subparsers(dest="subcommand", metavar="command", required=True)
     for name, (module, text) in COMMANDS.items():
@@ -59,11 +82,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = with_config(parser(), argv)
         arguments.execute(arguments)
     except CFLError as error:
-        return _failed(str(error), 1 if isinstance(error, (RunFailedError, UnfitError)) else 2)
+        return _failed(
+            str(error), 1 if isinstance(error, (RunFailedError, UnfitError)) else 2
+        )
     except OSError as error:
         return _failed(explained(error), 2)
     except (MemoryError, RecursionError) as error:
-        return _failed(f"{one_line(error)}; what it was given is too large for this machine", 2)
+        return _failed(
+            f"{one_line(error)}; what it was given is too large for this machine", 2
+        )
     except KeyboardInterrupt:
         return _failed("interrupted", 130)
     except StoppedError as stop:

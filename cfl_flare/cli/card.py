@@ -17,7 +17,12 @@ from cfl_flare.core.config import check_run_name, one_line, require
 from cfl_flare.core.errors import CFLError, ConfigError
 from cfl_flare.core.files import atomic_write, make_folder
 from cfl_flare.data.columns import Columns
-from cfl_flare.report.card import build_card, compare_candidates, compare_runs, render_card
+from cfl_flare.report.card import (
+    build_card,
+    compare_candidates,
+    compare_runs,
+    render_card,
+)
 from cfl_flare.report.vega import as_json
 from cfl_flare.results.run_dir import MODELS, SUMMARY, Run, find_runs, load_run
 from cfl_flare.results.served import columns_of
@@ -28,7 +33,9 @@ CARDS, CARD = "cards", "MODEL_CARD.md"
 
 
 def add_card_options(command: Parser) -> None:
-    command.add_argument("run", help="folder of a run, of a study, or one with several runs below it")
+    command.add_argument(
+        "run", help="folder of a run, of a study, or one with several runs below it"
+    )
     agreed = "the columns.json that the sites agreed on; default: the columns in the folder of a simulation"
     command.add_argument("--columns", metavar="JSON", help=agreed)
 
@@ -40,8 +47,13 @@ def card(arguments: argparse.Namespace) -> None:
     for run, comparison in find_compared(Path(arguments.run)):
         for path in sorted((run.folder / MODELS).glob("*.safetensors")):
             folder = run.folder / CARDS / path.stem
-            require(not (folder / CARD).exists(), f"{folder / CARD} is there, perhaps with your changes; move it away")
-            cards[folder] = make_card(run, path.stem, comparison, columns or columns_of(run.folder))
+            require(
+                not (folder / CARD).exists(),
+                f"{folder / CARD} is there, perhaps with your changes; move it away",
+            )
+            cards[folder] = make_card(
+                run, path.stem, comparison, columns or columns_of(run.folder)
+            )
     lacking = f"{arguments.run} holds no model that participants share; name a run of another method, such as fedavg"
     require(bool(cards), lacking)
     for folder, content in cards.items():
@@ -62,7 +74,12 @@ def find_compared(folder: Path) -> list[tuple[Run, Any]]:
     name = study["verdict"]["chosen"]["name"]
     check_run_name(name, f"{study_folder / STUDY}: chosen")
     run = load_run(study_folder / name)
-    return [(replace(run, summary={**study["settings"], **run.summary}), compare_candidates(study))]
+    return [
+        (
+            replace(run, summary={**study["settings"], **run.summary}),
+            compare_candidates(study),
+        )
+    ]
 
 
 def list_beside(run: Run) -> list[Run]:
@@ -71,13 +88,20 @@ def list_beside(run: Run) -> list[Run]:
     return [load_run(path.parent) for path in summaries]
 
 
-def make_card(run: Run, slot: str, comparison: Any, columns: Columns | None) -> dict[str, str]:
+def make_card(
+    run: Run, slot: str, comparison: Any, columns: Columns | None
+) -> dict[str, str]:
     """Make the content of a card's two files, with one error for anything in a foreign file that no card can show."""
     try:
         facts = json.loads(as_json(build_card(run, slot, comparison, columns)))
-        return {"card.json": json.dumps(facts, indent=1) + "\n", CARD: render_card(facts)}
+        return {
+            "card.json": json.dumps(facts, indent=1) + "\n",
+            CARD: render_card(facts),
+        }
     except CFLError:
         raise
     except Exception as error:
         reason = f"{run.folder}: no card can be made of these files ({one_line(error)})"
-        raise ConfigError(f"{reason}; copy them again from the machine of the run") from error
+        raise ConfigError(
+            f"{reason}; copy them again from the machine of the run"
+        ) from error

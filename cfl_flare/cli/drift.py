@@ -35,7 +35,10 @@ from cfl_flare.training.runtime import Split
 from cfl_flare.training.tasks import LearningTask
 
 # How a site's own copy of a served model was made.
-MADE_WITH: schema.Fields = {**dict.fromkeys(("source", "data", "training"), schema.json_object), "seed": schema.count}
+MADE_WITH: schema.Fields = {
+    **dict.fromkeys(("source", "data", "training"), schema.json_object),
+    "seed": schema.count,
+}
 # Permutations of the test, and the fewest patients with which a mean says something.
 PERMUTATIONS, FEWEST = 9999, 20
 # Two rises that differ by less are equal.
@@ -43,8 +46,15 @@ ROUNDED = 1e-12
 
 
 def add_drift_options(command: Parser) -> None:
-    command.add_argument("run", help="folder of a finished run, or of the site's own copy below its state root")
-    command.add_argument("--participant", metavar="NAME", help="whose model and data it is; default: the only one's")
+    command.add_argument(
+        "run",
+        help="folder of a finished run, or of the site's own copy below its state root",
+    )
+    command.add_argument(
+        "--participant",
+        metavar="NAME",
+        help="whose model and data it is; default: the only one's",
+    )
     new = "its new samples with labels: a table, an .npz file, a folder of images by class, or a source as of a run"
     command.add_argument("--data", required=True, metavar="D", help=new)
     old = "in a simulation: the data of the run, as its --data was; at a site, where that lies now if it was moved"
@@ -74,8 +84,15 @@ def rise(before: np.ndarray, after: np.ndarray, level: float = 0.05) -> Rise:
     If both are draws of one distribution, whatever that is, p is at most the level with at most that probability.
     """
     pooled, rng = np.concatenate((before, after)), stream(0, "drift")
-    drawn = np.array([pooled[rng.permutation(len(pooled))[: len(after)]].mean() for _ in range(PERMUTATIONS)])
-    rises = (drawn - pooled.mean()) * len(pooled) / len(before)  # the mean of those drawn, minus that of the others
+    drawn = np.array(
+        [
+            pooled[rng.permutation(len(pooled))[: len(after)]].mean()
+            for _ in range(PERMUTATIONS)
+        ]
+    )
+    rises = (
+        (drawn - pooled.mean()) * len(pooled) / len(before)
+    )  # the mean of those drawn, minus that of the others
     observed = float(after.mean() - before.mean())
     p = (1 + int((rises >= observed - ROUNDED).sum())) / (1 + PERMUTATIONS)
     bound = float(np.quantile(rises, 1 - level, method="higher"))
@@ -91,7 +108,11 @@ def drift(arguments: argparse.Namespace) -> None:
     require(0 < level < 0.5, f"--level = {level} should be in (0, 0.5)")
     path = find_model(Path(arguments.run), None, name)
     meta = load_arrays(path)[1]
-    task, module, data = task_of(meta, path), read_model(path), reference(path, meta, arguments.reference)
+    task, module, data = (
+        task_of(meta, path),
+        read_model(path),
+        reference(path, meta, arguments.reference),
+    )
     reason = f"task {task.name!r} compares samples with each other, so that none has a loss of its own"
     require(not task.relative, f"drift: {reason}; compare its measures by hand")
     new = new_samples(arguments.data, data, pixels_of(path, meta))
@@ -100,22 +121,36 @@ def drift(arguments: argparse.Namespace) -> None:
         old = as_numbers(old, data.name)
         new = as_numbers(new, f"drift: --data {arguments.data}")
     before, after = (losses(module, task, samples, data.name) for samples in (old, new))
-    for what, of in (("the run's test samples", before), (f"--data = {arguments.data!r}", after)):
+    for what, of in (
+        ("the run's test samples", before),
+        (f"--data = {arguments.data!r}", after),
+    ):
         few = f"drift: {what} are of {len(of)} patients, fewer than {FEWEST}; wait for more"
         require(len(of) >= FEWEST, few, DataError)
     test, who = rise(before, after, level), shown(data.name)
-    print(f"{who}: mean loss {test.before:.3g} on {len(before)} test samples of the run, {test.after:.3g} on", end=" ")
-    print(f"{len(after)} new ones; p = {test.p:.2g}, and a rise of more than {test.bound:.2g} is an alarm")
+    print(
+        f"{who}: mean loss {test.before:.3g} on {len(before)} test samples of the run, {test.after:.3g} on",
+        end=" ",
+    )
+    print(
+        f"{len(after)} new ones; p = {test.p:.2g}, and a rise of more than {test.bound:.2g} is an alarm"
+    )
     best = smallest_loss(path.parent.parent, task, new, data.name)
     if best is not None:
-        print(f"of the run's models, {best[0]} has the smallest loss on the new ones: {best[1]:.3g}")
+        print(
+            f"of the run's models, {best[0]} has the smallest loss on the new ones: {best[1]:.3g}"
+        )
     if test.p <= level:
         way_out = "let it join the clusters anew by 'cfl-flare onboard', or train again"
-        raise UnfitError(f"{who} has left its cluster: its model loses more on the new samples; {way_out}")
+        raise UnfitError(
+            f"{who} has left its cluster: its model loses more on the new samples; {way_out}"
+        )
     print(f"no sign that {who} has left its cluster")
 
 
-def reference(path: Path, meta: Mapping[str, Any], named: str | None) -> ParticipantData:
+def reference(
+    path: Path, meta: Mapping[str, Any], named: str | None
+) -> ParticipantData:
     """The data of the run's participant whose served model is in a file, as its models saw it."""
     if "made_with" in meta:
         return site_data(path, meta, named)[0]
@@ -125,26 +160,37 @@ def reference(path: Path, meta: Mapping[str, Any], named: str | None) -> Partici
     named_by = "drift: the run's test samples are compared; name its data, as --data did, by --reference"
     require(named is not None, named_by)
     config = from_dict(DataConfig, load_run(folder).summary["data"], f"{folder}: data")
-    people = {data.name: data for data in config.host(read_source(str(named)), "local", 0, 1)}
+    people = {
+        data.name: data for data in config.host(read_source(str(named)), "local", 0, 1)
+    }
     others = f"drift: --reference = {named!r} has no participant {shown(name)}"
     require(name in people, f"{others}; name the data of the run")
     return people[name]
 
 
-def site_data(path: Path, meta: Mapping[str, Any], named: str | None) -> tuple[ParticipantData, dict[str, Any]]:
+def site_data(
+    path: Path, meta: Mapping[str, Any], named: str | None
+) -> tuple[ParticipantData, dict[str, Any]]:
     """A site's own data, on which a model was trained that it keeps, and the settings with which."""
     way_out = "name a file in served/ of a run on what this site named by $CFL_DATA"
     require("made_with" in meta, f"{path} does not say how it was trained; {way_out}")
     made_with = schema.checked(meta["made_with"], str(path), MADE_WITH)
-    of_site = made_with["source"].get("class_path") == f"{SiteData.__module__}.{SiteData.__name__}"
+    of_site = (
+        made_with["source"].get("class_path")
+        == f"{SiteData.__module__}.{SiteData.__name__}"
+    )
     require(of_site, f"{path} was trained on other data; {way_out}")
     source = from_dict(SiteData, made_with["source"].get("args", {}), f"{path}: source")
     source = source if named is None else replace(source, path=named)
-    (data,) = from_dict(DataConfig, made_with["data"], f"{path}: data").host(source, path.stem, 0, 1)
+    (data,) = from_dict(DataConfig, made_with["data"], f"{path}: data").host(
+        source, path.stem, 0, 1
+    )
     return data, made_with
 
 
-def new_samples(named: str, data: ParticipantData, pixel_range: Sequence[float] | None = None) -> Samples:
+def new_samples(
+    named: str, data: ParticipantData, pixel_range: Sequence[float] | None = None
+) -> Samples:
     """All samples of a source, as the participant's models see them.
 
     Args:
@@ -160,14 +206,28 @@ def new_samples(named: str, data: ParticipantData, pixel_range: Sequence[float] 
     if isinstance(source, (Npz, SiteData)) and source.range is None:
         source = replace(source, range=pixel_range)
     train, test = read(source, f"drift: --data {named}", alone=True)
-    samples = renumber(train.joined(test) if len(test) else train, data.train.classes, f"drift: --data {named}")
+    samples = renumber(
+        train.joined(test) if len(test) else train,
+        data.train.classes,
+        f"drift: --data {named}",
+    )
     if preparation is None:
-        check_range(samples.x, f"drift: --data {named}", "bring the samples to what the run's were")
-    x = normalised(samples.x) if preparation is None else check_values(preparation.apply(samples.x), named)
+        check_range(
+            samples.x,
+            f"drift: --data {named}",
+            "bring the samples to what the run's were",
+        )
+    x = (
+        normalised(samples.x)
+        if preparation is None
+        else check_values(preparation.apply(samples.x), named)
+    )
     return replace(samples, x=x)
 
 
-def losses(module: torch.nn.Module, task: LearningTask, samples: Samples, name: str) -> np.ndarray:
+def losses(
+    module: torch.nn.Module, task: LearningTask, samples: Samples, name: str
+) -> np.ndarray:
     """The loss of each sample, or each patient's mean, ``(n,)``."""
     if not len(samples):
         return np.zeros(0)
@@ -175,14 +235,22 @@ def losses(module: torch.nn.Module, task: LearningTask, samples: Samples, name: 
     task.check(outputs[:1].float(), samples.y, name)
     split = Split(outputs, task.targets(samples.y))
     if samples.patient is not None:
-        split = replace(split, patient=np.unique(samples.patient, return_inverse=True)[1])
-    return np.asarray(split.by_patient(task.sample_losses(outputs[None], split.y).numpy())[0])
+        split = replace(
+            split, patient=np.unique(samples.patient, return_inverse=True)[1]
+        )
+    return np.asarray(
+        split.by_patient(task.sample_losses(outputs[None], split.y).numpy())[0]
+    )
 
 
-def smallest_loss(run: Path, task: LearningTask, samples: Samples, name: str) -> tuple[str, float] | None:
+def smallest_loss(
+    run: Path, task: LearningTask, samples: Samples, name: str
+) -> tuple[str, float] | None:
     """The model of a run with the smallest mean loss, and that; None where there is none that can predict alone."""
     means = {}
     for path in sorted((run / MODELS).glob("*.safetensors")):
         if not load_arrays(path)[1].get("untrained"):
-            means[path.stem] = float(losses(read_model(path), task, samples, name).mean())
+            means[path.stem] = float(
+                losses(read_model(path), task, samples, name).mean()
+            )
     return min(means.items(), key=lambda item: item[1], default=None)

@@ -15,7 +15,14 @@ from typing import Any
 
 from cfl_flare.cli import options
 from cfl_flare.cli.options import SITE_DATA, Parser, add_settings, given, split_method
-from cfl_flare.cli.specs import build_named, check_out, model_of_job, read_source, site_names, write_job
+from cfl_flare.cli.specs import (
+    build_named,
+    check_out,
+    model_of_job,
+    read_source,
+    site_names,
+    write_job,
+)
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.data import DataConfig
 from cfl_flare.engine.plan import CONCERNS
@@ -41,19 +48,54 @@ TEMPLATES = {
         "wecfl:k=3 + contrastive:scope=head + knowledge_sharing:scope=backbone",
         "WeCFL with the penalties CON and CKS",
     ),
-    "cfl_cam_pt": ("ifca-cam:k=3,warmup=10", "Fed-CAM: a global model added to IFCA's clusters"),
-    "cfl_fedac_pt": ("fedac:k=3", "FedAC: personal models, clusters whose number adapts"),
-    "cfl_fedcuau_pt": ("fedcuau:k=2", "FedCUAU: clusters by how heterogeneous a site's data is"),
-    "cfl_feddsmic_pt": ("feddsmic:k=3,indicator_file=indicator.npz", "FedDSMIC: clusters by what models predict"),
+    "cfl_cam_pt": (
+        "ifca-cam:k=3,warmup=10",
+        "Fed-CAM: a global model added to IFCA's clusters",
+    ),
+    "cfl_fedac_pt": (
+        "fedac:k=3",
+        "FedAC: personal models, clusters whose number adapts",
+    ),
+    "cfl_fedcuau_pt": (
+        "fedcuau:k=2",
+        "FedCUAU: clusters by how heterogeneous a site's data is",
+    ),
+    "cfl_feddsmic_pt": (
+        "feddsmic:k=3,indicator_file=indicator.npz",
+        "FedDSMIC: clusters by what models predict",
+    ),
 }
 COMPONENTS = {
     f"{cls.__module__}.{cls.__name__}": cls
-    for cls in (ClusteredController, ClusteringAggregator, ClusterModelPersistor, ClusteredExecutor)
+    for cls in (
+        ClusteredController,
+        ClusteringAggregator,
+        ClusterModelPersistor,
+        ClusteredExecutor,
+    )
 }
 # What key=value should not change: what FLARE links the parts by, and what a simulation alone has.
 FIXED = {
-    *("config_type", "path", "class_path", "aggregator_id", "persistor_id", "held", "judge", "method", "penalty"),
-    *("penalties", "scope", "participants", "partition", "indicator_samples", "finetune_epochs", "without"),
+    *(
+        "config_type",
+        "path",
+        "class_path",
+        "aggregator_id",
+        "persistor_id",
+        "held",
+        "judge",
+        "method",
+        "penalty",
+    ),
+    *(
+        "penalties",
+        "scope",
+        "participants",
+        "partition",
+        "indicator_samples",
+        "finetune_epochs",
+        "without",
+    ),
 }
 
 SERVER, CLIENT = "config_fed_server.conf", "config_fed_client.conf"
@@ -107,30 +149,60 @@ def add_export_options(command: Parser) -> None:
     options.add_data(what, SITE_DATA, of_whom="what each site reads: ")
     add_settings(what, DataConfig, without=("seed", "indicator_samples"))
     execution = command.add_argument_group("how it is run")
-    execution.add_argument("--out", default="jobs", metavar="DIR", help="where the job's folder goes (jobs)")
+    execution.add_argument(
+        "--out",
+        default="jobs",
+        metavar="DIR",
+        help="where the job's folder goes (jobs)",
+    )
     sites = "the sites that take part, by their names at the server; default: all that are connected"
     execution.add_argument("--sites", metavar="A,B", help=sites)
-    add_settings(execution, *(CONCERNS[name] for name in options.OF_JOB), num_rounds=20, min_clients=2)
+    add_settings(
+        execution,
+        *(CONCERNS[name] for name in options.OF_JOB),
+        num_rounds=20,
+        min_clients=2,
+    )
     add_settings(command.add_argument_group("local training"), TrainSettings, lr=LR)
-    script = command.add_argument_group("a training script of FLARE's Client API, for --data and local training")
+    script = command.add_argument_group(
+        "a training script of FLARE's Client API, for --data and local training"
+    )
     add_settings(script, CONCERNS["script"], CONCERNS["assign"])
 
 
 def export(arguments: argparse.Namespace) -> None:
     often = len(arguments.method)
-    require(often == 1, f"--method is given {often} times; a job has one, export another job for another")
-    (text, penalties), simulated = arguments.method[0], (arguments.partition, arguments.participants) != (None, None)
+    require(
+        often == 1,
+        f"--method is given {often} times; a job has one, export another job for another",
+    )
+    (text, penalties), simulated = (
+        arguments.method[0],
+        (arguments.partition, arguments.participants) != (None, None),
+    )
     method = build_named(text, penalties, here=simulated)
     check_run_name(arguments.name, "--name")
     folder = Path(arguments.out).absolute() / arguments.name
     check_out(folder)
-    source, training = read_source(arguments.data, here=simulated), TrainSettings(**given(arguments, TrainSettings))
-    settings: dict[str, Any] = {"data": source, "training": given(arguments, TrainSettings)}
-    if arguments.train_script is not None:  # it reads its data and trains: settings of both are refused
+    source, training = (
+        read_source(arguments.data, here=simulated),
+        TrainSettings(**given(arguments, TrainSettings)),
+    )
+    settings: dict[str, Any] = {
+        "data": source,
+        "training": given(arguments, TrainSettings),
+    }
+    if (
+        arguments.train_script is not None
+    ):  # it reads its data and trains: settings of both are refused
         settings["data"] = None if arguments.data == SITE_DATA else source
-        settings["training"] = None if training == TrainSettings(lr=LR) else settings["training"]
+        settings["training"] = (
+            None if training == TrainSettings(lr=LR) else settings["training"]
+        )
     model = model_of_job(arguments.model, source, arguments.data, training)
-    recipe = ClusteredRecipe(method=method, model=model, **given(arguments, *CONCERNS.values()), **settings)
+    recipe = ClusteredRecipe(
+        method=method, model=model, **given(arguments, *CONCERNS.values()), **settings
+    )
     sites = site_names(arguments.sites)
     if sites:
         recipe.set_per_site_config({site: {} for site in sites})
@@ -140,14 +212,23 @@ def export(arguments: argparse.Namespace) -> None:
 
 
 def add_templates_options(command: Parser) -> None:
-    command.add_argument("out", metavar="DIR", type=Path, help="where their folders go; older ones are replaced")
+    command.add_argument(
+        "out",
+        metavar="DIR",
+        type=Path,
+        help="where their folders go; older ones are replaced",
+    )
 
 
 def templates(arguments: argparse.Namespace) -> None:
     folder = arguments.out.absolute()
     for name, (method, summary) in TEMPLATES.items():
-        write_template(folder / name, build_named(*split_method(method), here=False), summary)
-    print(f"templates written to {folder}; for FLARE to list them: nvflare config -jt {shlex.quote(str(folder))}")
+        write_template(
+            folder / name, build_named(*split_method(method), here=False), summary
+        )
+    print(
+        f"templates written to {folder}; for FLARE to list them: nvflare config -jt {shlex.quote(str(folder))}"
+    )
 
 
 def write_template(folder: Path, method: Method, summary: str) -> None:
@@ -163,16 +244,37 @@ def write_template(folder: Path, method: Method, summary: str) -> None:
         recipe.export(exported)
         job = Path(exported) / folder.name
         meta = json.loads((job / "meta.json").read_text())
-        sides = [changeable(job / "app" / "config" / f"config_fed_{side}.json") for side in ("server", "client")]
+        sides = [
+            changeable(job / "app" / "config" / f"config_fed_{side}.json")
+            for side in ("server", "client")
+        ]
     at_server, at_site = (dict(leaves(config)) for config in sides)
     rows = [f"| `min_clients={meta['min_clients']}` | `meta.conf` |"]
     for key, value in {**at_server, **at_site}.items():
-        file = "both" if key in at_server and key in at_site else f"`{SERVER if key in at_server else CLIENT}`"
-        rows.append(f"| `{key}={value if isinstance(value, str) else json.dumps(value)}` | {file} |")
-    clustered, held = "k" in at_server, method.traits.mergeable or method.traits.averages_only
-    listed = {"description": summary, "execution_api_type": "executor", "controller_type": "server"}
+        file = (
+            "both"
+            if key in at_server and key in at_site
+            else f"`{SERVER if key in at_server else CLIENT}`"
+        )
+        rows.append(
+            f"| `{key}={value if isinstance(value, str) else json.dumps(value)}` | {file} |"
+        )
+    clustered, held = (
+        "k" in at_server,
+        method.traits.mergeable or method.traits.averages_only,
+    )
+    listed = {
+        "description": summary,
+        "execution_api_type": "executor",
+        "controller_type": "server",
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in {"info.conf": listed, "meta.conf": meta, SERVER: sides[0], CLIENT: sides[1]}.items():
+    for name, content in {
+        "info.conf": listed,
+        "meta.conf": meta,
+        SERVER: sides[0],
+        CLIENT: sides[1],
+    }.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
     info = INFO.format(
         folder=folder.name,
@@ -195,7 +297,9 @@ def changeable(path: Path) -> dict[str, Any]:
     config = json.loads(path.read_text())
     variables: dict[str, Any] = {}
     for component in components(config):
-        parameters = inspect.signature(COMPONENTS[component["path"]]).parameters.values()
+        parameters = inspect.signature(
+            COMPONENTS[component["path"]]
+        ).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         component["args"] = args = {**defaults, **component["args"]}
         for name, what in (("model", "model"), ("source", "data")):
@@ -216,7 +320,9 @@ def components(value: Any) -> Iterator[dict[str, Any]]:
 def leaves(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The settings that ``key=value`` reaches: variables, and what is in the components, at any depth."""
     yield from ((key, value) for key, value in config.items() if key.endswith("_class"))
-    waiting: list[dict[str, Any]] = [component["args"] for component in components(config)]
+    waiting: list[dict[str, Any]] = [
+        component["args"] for component in components(config)
+    ]
     while waiting:
         for key, value in waiting.pop(0).items():
             inner = value if isinstance(value, list) else [value]

@@ -31,22 +31,42 @@ else:
 # What a real site reads, unless the job says otherwise.
 SITE_DATA = "site"
 # What ``run``, ``study`` and ``partition`` simulate, unless the data has owners.
-SIMULATED: dict[str, Any] = {"participants": 24, "partition": "label_permutation:groups=3"}
+SIMULATED: dict[str, Any] = {
+    "participants": 24,
+    "partition": "label_permutation:groups=3",
+}
 # What their help names as the defaults, which depend on the data.
 SIMULATED_AS = {
     **SIMULATED,
     "partition": "natural by owner, else iid, or groups of public data",
 }
 # How ``run`` and ``study`` train and measure; what is None follows from the task, see `cfl_flare.cli.specs`.
-TRAINED: dict[str, Any] = {"lr": 0.05, "bootstrap": None, "measures": None, "score_bins": None}
-TRAINED_AS = {"bootstrap": "200, or 50 of survival times and masks", "score_bins": "200 with two classes"}
+TRAINED: dict[str, Any] = {
+    "lr": 0.05,
+    "bootstrap": None,
+    "measures": None,
+    "score_bins": None,
+}
+TRAINED_AS = {
+    "bootstrap": "200, or 50 of survival times and masks",
+    "score_bins": "200 with two classes",
+}
 TRAINED_AS |= {"measures": "supported_f1; with two classes auroc, ece, brier"}
 
 # What ``--help`` shows of the commands that have ``--help-all``: the options that a first day needs.
 FIRST_DAY = (
     *("help", "help_all", "config", "out", "job", "name"),
     *("method", "penalty", "model", "data", "partition", "participants"),
-    *("num_rounds", "seed", "sites", "min_clients", "loop", "device", "train_script", "minutes"),
+    *(
+        "num_rounds",
+        "seed",
+        "sites",
+        "min_clients",
+        "loop",
+        "device",
+        "train_script",
+        "minutes",
+    ),
     *("lr", "optimizer", "batch_size", "local_steps", "local_epochs", "task"),
 )
 # The concerns of a plan that are options of how a job is run.
@@ -64,7 +84,9 @@ NONE = "none"
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, and that calls ``load`` for its options when its command is chosen."""
 
-    def __init__(self, *, load: Callable[[Parser], None] | None = None, **settings: Any):
+    def __init__(
+        self, *, load: Callable[[Parser], None] | None = None, **settings: Any
+    ):
         super().__init__(**settings)
         self._load = load
 
@@ -81,7 +103,9 @@ class Parser(argparse.ArgumentParser):
         arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
             command = f"{self.prog} {arguments.subcommand}"
-            raise ConfigError(f"unrecognized arguments: {' '.join(unknown)}; run '{command} --help' for the options")
+            raise ConfigError(
+                f"unrecognized arguments: {' '.join(unknown)}; run '{command} --help' for the options"
+            )
         return arguments
 
     def error(self, message: str) -> NoReturn:
@@ -90,11 +114,17 @@ class Parser(argparse.ArgumentParser):
     def commands(self) -> dict[str, Parser]:
         """Each command below this one that has options of its own, by its words."""
         self.load()
-        inner = [a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)]
+        inner = [
+            a.choices
+            for a in self._actions
+            if isinstance(a, argparse._SubParsersAction)
+        ]
         leaves: dict[str, Parser] = {}
         for name, command in (item for choices in inner for item in choices.items()):
             below = command.commands()
-            leaves |= {f"{name} {words}": leaf for words, leaf in below.items()} or {name: command}
+            leaves |= {f"{name} {words}": leaf for words, leaf in below.items()} or {
+                name: command
+            }
         return leaves
 
     def full_help(self) -> str:
@@ -127,7 +157,9 @@ class FirstDayHelp(argparse.RawDescriptionHelpFormatter):
 class ShowAll(argparse.Action):
     """``--help-all``."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option: str | None = None
+    ) -> None:
         print(parser.full_help(), end="")
         parser.exit()
 
@@ -135,7 +167,9 @@ class ShowAll(argparse.Action):
 class AddMethod(argparse.Action):
     """Collects methods, each with the penalties that come after it: ``[(method, [penalty, ...]), ...]``."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option: str | None = None
+    ) -> None:
         earlier = [] if namespace.method is self.default else namespace.method
         namespace.method = [*earlier, (values, [])]
 
@@ -143,9 +177,13 @@ class AddMethod(argparse.Action):
 class AddPenalty(argparse.Action):
     """Adds a penalty to the last method."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option: str | None = None
+    ) -> None:
         if namespace.method is parser.get_default("method"):
-            raise ConfigError(f"--penalty {values}: there is no --method before it to add it to")
+            raise ConfigError(
+                f"--penalty {values}: there is no --method before it to add it to"
+            )
         namespace.method[-1][1].append(values)
 
 
@@ -154,20 +192,37 @@ def explain(command: Parser, description: str | None = None, epilog: str = "") -
     command.description, command.formatter_class = description, FirstDayHelp
     command.usage = "%(prog)s [options]"
     command.set_defaults(parser=command)
-    command.epilog = f"{epilog}Each option may be a line in the file of --config, as: rounds = 20"
-    command.add_argument("--help-all", action=ShowAll, nargs=0, help="show the options for later days, too")
-    command.add_argument("--config", metavar="TOML", help=f"read settings from a file, such as a run's {CONFIG}")
+    command.epilog = (
+        f"{epilog}Each option may be a line in the file of --config, as: rounds = 20"
+    )
+    command.add_argument(
+        "--help-all",
+        action=ShowAll,
+        nargs=0,
+        help="show the options for later days, too",
+    )
+    command.add_argument(
+        "--config",
+        metavar="TOML",
+        help=f"read settings from a file, such as a run's {CONFIG}",
+    )
 
 
 def add_method(group: Any, often: str, default: Sequence[str] = ()) -> None:
     methods: list[tuple[str, list[str]]] = [(method, []) for method in default]
-    group.add_argument("--method", action=AddMethod, default=methods or None, metavar="M", help=often)
+    group.add_argument(
+        "--method", action=AddMethod, default=methods or None, metavar="M", help=often
+    )
     text = "added to the --method before it; several may be given"
     group.add_argument("--penalty", action=AddPenalty, metavar="P", help=text)
-    group.add_argument("--model", metavar="NET", help="default: one that suits the data")
+    group.add_argument(
+        "--model", metavar="NET", help="default: one that suits the data"
+    )
 
 
-def add_data(group: Any, default: str | None, of_whom: str = "", shown: str | None = None) -> None:
+def add_data(
+    group: Any, default: str | None, of_whom: str = "", shown: str | None = None
+) -> None:
     text = f"{of_whom}a name, a MedMNIST-layout .npz file, or package.Class ({shown or default})"
     group.add_argument("--data", default=default, metavar="D", help=text)
 
@@ -195,7 +250,9 @@ def add_settings(
             continue
         default = defaults.get(name, known.default)
         shown = (derived or {}).get(name, default)
-        text = known.help + ("" if shown is False or shown in (None, "", ()) else f" ({shown})")
+        text = known.help + (
+            "" if shown is False or shown in (None, "", ()) else f" ({shown})"
+        )
         option = RENAMED.get(name, "--" + name.replace("_", "-"))
         default = argparse.SUPPRESS if optional else default
         action = group.add_argument(option, dest=name, default=default, **_read(known))
@@ -208,14 +265,23 @@ def _read(known: Setting) -> dict[str, Any]:
     if known.choices:
         return {"choices": known.choices}
     if kinds == {bool}:
-        return {"action": "store_true" if known.default is False else argparse.BooleanOptionalAction}
+        return {
+            "action": "store_true"
+            if known.default is False
+            else argparse.BooleanOptionalAction
+        }
     if kinds == {int, float}:
         return {"type": share_or_count, "metavar": "S"}
     several = {"nargs": "+"} if typing.get_origin(known.type) is tuple else {}
     if int in kinds:
         return {"type": int, "metavar": "N", **several}
     if kinds == {float}:
-        return {"type": float if kinds == options or known.default is None else number_or_none, "metavar": "X"}
+        return {
+            "type": float
+            if kinds == options or known.default is None
+            else number_or_none,
+            "metavar": "X",
+        }
     return {"metavar": "TEXT", **several}
 
 
@@ -224,7 +290,9 @@ def share_or_count(text: str) -> float | int:
     try:
         return int(text) if text.lstrip("-").isdigit() else float(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a share like 0.25 or a count like 25") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r} should be a share like 0.25 or a count like 25"
+        ) from error
 
 
 def number_or_none(text: str) -> float | None:
@@ -232,7 +300,9 @@ def number_or_none(text: str) -> float | None:
     try:
         return None if text.lower() == NONE else float(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a number, or {NONE}") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r} should be a number, or {NONE}"
+        ) from error
 
 
 def say(console: Console, *lines: object, style: str | None = None) -> None:
@@ -243,7 +313,11 @@ def say(console: Console, *lines: object, style: str | None = None) -> None:
 
 def given(arguments: argparse.Namespace, *classes: type) -> dict[str, Any]:
     """The values of those dataclasses' settings that the command has options for."""
-    return {name: getattr(arguments, name) for name in settings_of(*classes) if hasattr(arguments, name)}
+    return {
+        name: getattr(arguments, name)
+        for name in settings_of(*classes)
+        if hasattr(arguments, name)
+    }
 
 
 def with_config(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -263,7 +337,9 @@ def read_config(path: str, command: Parser) -> dict[str, Any]:
     try:
         table = tomllib.loads(read_text(Path(path)))
     except ValueError as error:
-        raise ConfigError(f"{path}: {one_line(error)}; write a line like rounds = 20, and text in quotes") from error
+        raise ConfigError(
+            f"{path}: {one_line(error)}; write a line like rounds = 20, and text in quotes"
+        ) from error
     actions: dict[str, argparse.Action] = {}
     for action in command._actions:
         if action.option_strings and action.dest not in NOT_IN_FILE:
@@ -273,11 +349,22 @@ def read_config(path: str, command: Parser) -> dict[str, Any]:
         name = key.replace("-", "_")
         if name not in actions:
             close = difflib.get_close_matches(name, actions)
-            advice = f"did you mean {' or '.join(close)}?" if close else f"'{command.prog} --help-all' shows all"
-            advice = "a method has its penalties: method = ['ifca:k=3 + proximal']" if name == "penalty" else advice
+            advice = (
+                f"did you mean {' or '.join(close)}?"
+                if close
+                else f"'{command.prog} --help-all' shows all"
+            )
+            advice = (
+                "a method has its penalties: method = ['ifca:k=3 + proximal']"
+                if name == "penalty"
+                else advice
+            )
             raise ConfigError(f"{path}: unknown setting {key!r} = {value!r}; {advice}")
         action = actions[name]
-        require(action.dest not in values, f"{path}: {key} = {value!r} is set twice; leave one out")
+        require(
+            action.dest not in values,
+            f"{path}: {key} = {value!r} is set twice; leave one out",
+        )
         values[action.dest] = _value(action, value, f"{path}: {key}")
     return values
 
@@ -291,10 +378,20 @@ def _value(action: argparse.Action, value: Any, where: str) -> Any:
     values = value if several and isinstance(value, list) else [value]
     convert: Any = action.type or _text
     try:
-        values = [convert(item if action.type is None else str(item)) for item in values]
+        values = [
+            convert(item if action.type is None else str(item)) for item in values
+        ]
     except (ValueError, argparse.ArgumentTypeError) as error:
-        wanted = "text" if action.type is None else "a whole number" if action.type is int else "a number"
-        raise ConfigError(f"{where} = {value!r} should be {wanted}{', or a list of such' * several}") from error
+        wanted = (
+            "text"
+            if action.type is None
+            else "a whole number"
+            if action.type is int
+            else "a number"
+        )
+        raise ConfigError(
+            f"{where} = {value!r} should be {wanted}{', or a list of such' * several}"
+        ) from error
     if isinstance(action, AddMethod):
         require(bool(values), f"{where} = [] should be a method, or a list of methods")
         return [split_method(text) for text in values]
@@ -321,9 +418,16 @@ def _text(value: Any) -> str:
 def write_config(arguments: argparse.Namespace, path: Path) -> None:
     """Writes the settings file with which a command can be repeated."""
     command: Parser = arguments.parser
-    lines = [f"# To repeat this: {command.prog} --config {path.name}", "# An option on the command line wins."]
+    lines = [
+        f"# To repeat this: {command.prog} --config {path.name}",
+        "# An option on the command line wins.",
+    ]
     for group in command._action_groups:
-        written = [line for action in group._group_actions if (line := _line(action, arguments))]
+        written = [
+            line
+            for action in group._group_actions
+            if (line := _line(action, arguments))
+        ]
         lines += ["", f"# {group.title}", *written] if written else []
     atomic_write(path, ("\n".join(lines) + "\n").encode(errors="surrogateescape"))
 
@@ -331,13 +435,19 @@ def write_config(arguments: argparse.Namespace, path: Path) -> None:
 def _line(action: argparse.Action, arguments: argparse.Namespace) -> str:
     """The line of an option; empty if the option has no value to repeat."""
     value = getattr(arguments, action.dest, None)
-    if value is None and action.type is number_or_none and hasattr(arguments, action.dest):
+    if (
+        value is None
+        and action.type is number_or_none
+        and hasattr(arguments, action.dest)
+    ):
         value = NONE
     if value is None or action.dest in (*NOT_IN_FILE, *OUTPUTS):
         return ""
     if isinstance(action, AddMethod):
         value = [PLUS.join([method, *penalties]) for method, penalties in value]
-    return f"{_key(action)} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+    return f"{_key(action)} = {json.dumps(value, ensure_ascii=False)}".replace(
+        "\x7f", "\\u007f"
+    )
 
 
 def _key(action: argparse.Action) -> str:

@@ -34,7 +34,13 @@ from cfl_flare.results.gate import check_file
 from cfl_flare.results.model_file import model_of, read_model, task_of
 from cfl_flare.results.remarks import listed
 from cfl_flare.results.run_dir import MODELS, SERVED, the_run
-from cfl_flare.results.served import PREPARATIONS, classes_of, pixels_of, preparation_of, served_file
+from cfl_flare.results.served import (
+    PREPARATIONS,
+    classes_of,
+    pixels_of,
+    preparation_of,
+    served_file,
+)
 from cfl_flare.training.ensemble import Ensemble
 from cfl_flare.training.losses import predicted
 from cfl_flare.training.onnx_graph import Portable, write_onnx
@@ -48,20 +54,42 @@ BATCH = 256
 
 def _add_model(command: Parser, whose: str) -> None:
     """The options that name a model."""
-    command.add_argument("run", help="a .safetensors model, or a folder with one: a run's, or a site's state folder")
+    command.add_argument(
+        "run",
+        help="a .safetensors model, or a folder with one: a run's, or a site's state folder",
+    )
     which = "which of a run's models, if it has several: cluster-0, ...; default: the participant's"
     command.add_argument("--slot", metavar="NAME", help=which)
     of_table = "as at the end of the run; with --slot, whose filling up and scaling of a table is used"
     command.add_argument("--participant", metavar="NAME", help=f"{whose}, {of_table}")
-    command.add_argument("--model", metavar="CLASS", help="the model's class, if it is one of your own: package.Class")
+    command.add_argument(
+        "--model",
+        metavar="CLASS",
+        help="the model's class, if it is one of your own: package.Class",
+    )
 
 
 def add_predict_options(command: Parser) -> None:
     _add_model(command, "who predicts")
-    command.add_argument("--data", required=True, metavar="D", help="a folder of images, an .npz file, or a table")
-    command.add_argument("--id", metavar="COLUMN", help="the table's column that names its rows in the predictions")
-    command.add_argument("--array", metavar="NAME", help="the array of an .npz file; default: images, or test_images")
-    command.add_argument("--out", required=True, metavar="CSV", help="where the predictions go")
+    command.add_argument(
+        "--data",
+        required=True,
+        metavar="D",
+        help="a folder of images, an .npz file, or a table",
+    )
+    command.add_argument(
+        "--id",
+        metavar="COLUMN",
+        help="the table's column that names its rows in the predictions",
+    )
+    command.add_argument(
+        "--array",
+        metavar="NAME",
+        help="the array of an .npz file; default: images, or test_images",
+    )
+    command.add_argument(
+        "--out", required=True, metavar="CSV", help="where the predictions go"
+    )
 
 
 def predict(arguments: argparse.Namespace) -> None:
@@ -71,23 +99,44 @@ def predict(arguments: argparse.Namespace) -> None:
     probability, with several the probabilities, else a number, or a risk: the logarithm of the relative hazard. Classes
     have the names that the run's table has for them.
     """
-    out, data, row_name = new_file("--out", arguments.out), Path(arguments.data), arguments.id
+    out, data, row_name = (
+        new_file("--out", arguments.out),
+        Path(arguments.data),
+        arguments.id,
+    )
     path = find_model(Path(arguments.run), arguments.slot, arguments.participant)
-    module, meta, columns = read_model(path, untrained(arguments.model)), load_arrays(path)[1], None
+    module, meta, columns = (
+        read_model(path, untrained(arguments.model)),
+        load_arrays(path)[1],
+        None,
+    )
     if "preparation" in meta or is_table(data):
         preparation = preparation_of(path, meta, arguments.participant)
         columns = preparation.columns
         names, samples = read_rows(data, preparation, row_name)
     else:
-        require(row_name is None, f"predict: --id = {row_name!r} names a table's column, and {data} is no table")
-        shape = getattr(module.parts[0] if isinstance(module, Ensemble) else module, "input_shape", None)
+        require(
+            row_name is None,
+            f"predict: --id = {row_name!r} names a table's column, and {data} is no table",
+        )
+        shape = getattr(
+            module.parts[0] if isinstance(module, Ensemble) else module,
+            "input_shape",
+            None,
+        )
         is_image = isinstance(shape, (tuple, list)) and len(shape) == 3
         pixels = pixels_of(path, meta)
-        names, samples = read_images(data, arguments.array, shape if is_image else None, pixels)
+        names, samples = read_images(
+            data, arguments.array, shape if is_image else None, pixels
+        )
     # A preparation has scaled the rows of a table.
-    as_seen: Callable[[np.ndarray], np.ndarray] = normalised if columns is None else np.asarray
+    as_seen: Callable[[np.ndarray], np.ndarray] = (
+        normalised if columns is None else np.asarray
+    )
     outputs = outputs_of(module, samples, data, as_seen)
-    header, rows = lines_of(task_of(meta, path), outputs, path, columns, classes_of(path, meta))
+    header, rows = lines_of(
+        task_of(meta, path), outputs, path, columns, classes_of(path, meta)
+    )
     lines = io.StringIO(newline="")
     writer = csv.writer(lines)
     writer.writerow(map(cell, [row_name or "sample", *header]))
@@ -99,7 +148,11 @@ def predict(arguments: argparse.Namespace) -> None:
 
 def untrained(text: str | None) -> torch.nn.Module | None:
     """The module that ``--model`` names."""
-    return None if text is None else build(model_spec(text, (), 0), torch.nn.Module, "model")
+    return (
+        None
+        if text is None
+        else build(model_spec(text, (), 0), torch.nn.Module, "model")
+    )
 
 
 def cell(value: Any) -> Any:
@@ -118,25 +171,50 @@ def find_model(run: Path, slot: str | None, participant: str | None = None) -> P
     """
     if run.is_file():
         return run
-    require(run.is_dir(), f"predict: {str(run)!r} is neither a model's file nor a folder with models")
+    require(
+        run.is_dir(),
+        f"predict: {str(run)!r} is neither a model's file nor a folder with models",
+    )
     if slot is None and participant is not None:
         return served_file(run, participant)
-    folder = next((run / name for name in (MODELS, SERVED) if (run / name).is_dir()), None)
-    paths = sorted(folder.glob("*.safetensors")) if folder else sorted(run.glob(f"*/{SERVED}/*.safetensors"))
+    folder = next(
+        (run / name for name in (MODELS, SERVED) if (run / name).is_dir()), None
+    )
+    paths = (
+        sorted(folder.glob("*.safetensors"))
+        if folder
+        else sorted(run.glob(f"*/{SERVED}/*.safetensors"))
+    )
     if not paths:
         paths = sorted((the_run(run) / MODELS).glob("*.safetensors"))
     chosen = [path for path in paths if slot in (None, path.stem)]
     if len(chosen) != 1:
         slots = ", ".join(path.stem for path in paths) or "none"
-        wanted = "several models; choose one with --slot" if slot is None else f"no single model {slot!r}"
-        people = sorted(path.stem for path in (paths[0].parents[1] if paths else run).glob(f"{SERVED}/*.safetensors"))
-        who = f"; or choose who predicts with --participant: {listed(people)}" if people else ""
+        wanted = (
+            "several models; choose one with --slot"
+            if slot is None
+            else f"no single model {slot!r}"
+        )
+        people = sorted(
+            path.stem
+            for path in (paths[0].parents[1] if paths else run).glob(
+                f"{SERVED}/*.safetensors"
+            )
+        )
+        who = (
+            f"; or choose who predicts with --participant: {listed(people)}"
+            if people
+            else ""
+        )
         raise ConfigError(f"predict: {str(run)!r} has {wanted}; it has: {slots}{who}")
     return chosen[0]
 
 
 def read_images(
-    data: Path, array: str | None, shape: Sequence[int] | None, pixels: Sequence[float] | None = None
+    data: Path,
+    array: str | None,
+    shape: Sequence[int] | None,
+    pixels: Sequence[float] | None = None,
 ) -> tuple[list[str], np.ndarray]:
     """Images of a folder or of an .npz file's array, and their names: a file's path in the folder, or an index.
 
@@ -151,50 +229,89 @@ def read_images(
     """
     data = find(str(expanded(str(data))), "predict", folder=None)
     if data.is_dir():
-        files = sorted(p for p in below(data) if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+        files = sorted(
+            p
+            for p in below(data)
+            if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")
+        )
         if not files:
-            raise DataError(f"{data}: holds no images; they end in {', '.join(SUFFIXES)}")
-        size, channels = (None, None) if shape is None else ((shape[1], shape[2]), shape[0])
-        return [str(p.relative_to(data)) for p in files], decoded(files, lambda i: str(files[i]), size, channels)
+            raise DataError(
+                f"{data}: holds no images; they end in {', '.join(SUFFIXES)}"
+            )
+        size, channels = (
+            (None, None) if shape is None else ((shape[1], shape[2]), shape[0])
+        )
+        return [str(p.relative_to(data)) for p in files], decoded(
+            files, lambda i: str(files[i]), size, channels
+        )
     arrays = read_npz(data, None if array is None else [array])
     name = array or next((n for n in ARRAYS if n in arrays), None)
     if name is None:
-        raise DataError(f"{data}: has no array {' or '.join(ARRAYS)} but {', '.join(arrays)}; name one with --array")
-    content = arrays[name] if pixels is None else scale_to(arrays[name], pixels, f"{data}: {name}")
+        raise DataError(
+            f"{data}: has no array {' or '.join(ARRAYS)} but {', '.join(arrays)}; name one with --array"
+        )
+    content = (
+        arrays[name]
+        if pixels is None
+        else scale_to(arrays[name], pixels, f"{data}: {name}")
+    )
     images = channels_first(content, f"{data}: {name}")
     check_values(images, f"{data}: {name}")
     check_range(images, f"{data}: {name}", "bring the images to what the run's were")
     return [str(i) for i in range(len(images))], images
 
 
-def read_rows(data: Path, preparation: Preparation, identifier: str | None = None) -> tuple[list[str], np.ndarray]:
+def read_rows(
+    data: Path, preparation: Preparation, identifier: str | None = None
+) -> tuple[list[str], np.ndarray]:
     """The rows of a table as a model takes them, and their names in a column, or their numbers, from 0."""
     data, columns = find(str(expanded(str(data))), "predict"), preparation.columns
     identifiers = [] if identifier is None else [identifier]
-    texts = [name for name in identifiers if name not in {column.column for column in columns.columns}]
-    frame = read_frame(data, columns.names, columns.absent, columns, as_text=[*texts, *columns.named])
+    texts = [
+        name
+        for name in identifiers
+        if name not in {column.column for column in columns.columns}
+    ]
+    frame = read_frame(
+        data, columns.names, columns.absent, columns, as_text=[*texts, *columns.named]
+    )
     if identifier is not None and identifier not in frame:
-        raise DataError(f"{data}: no column {shown(identifier)}, which --id names; it has {names_of(frame)}")
+        raise DataError(
+            f"{data}: no column {shown(identifier)}, which --id names; it has {names_of(frame)}"
+        )
     check_columns(frame, columns, str(data), [columns.label or "label", *identifiers])
     x, _ = encoded(frame, columns, str(data))
     for line in describe_unknown(frame, columns):
         print(plain(f"{data}: column {line}"), file=sys.stderr)
-    ids = range(len(x)) if identifier is None else frame[identifier].astype(object).fillna("")
+    ids = (
+        range(len(x))
+        if identifier is None
+        else frame[identifier].astype(object).fillna("")
+    )
     return [plain(str(row)) for row in ids], preparation.apply(x)
 
 
 def lines_of(
-    task: LearningTask, outputs: torch.Tensor, path: Path, columns: Columns | None, classes: Sequence[str] = ()
+    task: LearningTask,
+    outputs: torch.Tensor,
+    path: Path,
+    columns: Columns | None,
+    classes: Sequence[str] = (),
 ) -> tuple[list[str], list[list[Any]]]:
     """The columns of the CSV file, and a line for each sample, of the model's outputs ``(n, classes)``.
 
     The names of the ``classes`` are the run's, for samples that are no table.
     """
     reason = f"predict: {path} predicts masks, which no line of a table holds"
-    require(outputs.dim() == 2, f"{reason}; read it with cfl_flare.load_model in Python")
+    require(
+        outputs.dim() == 2, f"{reason}; read it with cfl_flare.load_model in Python"
+    )
     if task.form == "time":
         return ["risk"], [[f"{risk:.6f}"] for risk in outputs[:, 0].tolist()]
-    predictions, column = predicted(outputs, task.link), None if columns is None else columns.label
+    predictions, column = (
+        predicted(outputs, task.link),
+        None if columns is None else columns.label,
+    )
     title = None if column is None else f"predicted {column}"
     written = [[f"{p:.6f}" for p in row] for row in predictions.tolist()]
     if task.link not in ("softmax", "sigmoid"):
@@ -202,15 +319,22 @@ def lines_of(
     count = 2 if isinstance(task, Binary) else predictions.shape[1]
     names, header = class_names(count, columns, classes)
     if isinstance(task, Binary):
-        labels, header = (predictions[:, 0] >= task.threshold).int().tolist(), header[1:]
+        labels, header = (
+            (predictions[:, 0] >= task.threshold).int().tolist(),
+            header[1:],
+        )
     elif task.link == "softmax":
         labels = predictions.argmax(1).tolist()
     else:
         return header, written
-    return [title or "label", *header], [[names[label], *row] for label, row in zip(labels, written)]
+    return [title or "label", *header], [
+        [names[label], *row] for label, row in zip(labels, written)
+    ]
 
 
-def class_names(count: int, columns: Columns | None, classes: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+def class_names(
+    count: int, columns: Columns | None, classes: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
     """The names of this number of classes, and of their probabilities: numbers, where nothing names them."""
     numbers = [str(k) for k in range(count)]
     if columns is None and classes:
@@ -229,7 +353,10 @@ def class_names(count: int, columns: Columns | None, classes: Sequence[str] = ()
 
 @torch.no_grad()
 def outputs_of(
-    module: torch.nn.Module, images: np.ndarray, data: Any, as_seen: Callable[[np.ndarray], np.ndarray]
+    module: torch.nn.Module,
+    images: np.ndarray,
+    data: Any,
+    as_seen: Callable[[np.ndarray], np.ndarray],
 ) -> torch.Tensor:
     """The model's outputs, ``(n, classes, ...)``, of samples that ``as_seen`` makes float32 as the model sees them."""
     if not len(images):
@@ -242,17 +369,23 @@ def outputs_of(
         except Exception as error:  # the module may be the user's, and raise anything
             reason = f"the model {type(module).__name__} does not take images of shape {images.shape[1:]}"
             way_out = "bring them to the shape of the run's"
-            raise DataError(f"{data}: {reason} ({one_line(error)}); {way_out}") from error
+            raise DataError(
+                f"{data}: {reason} ({one_line(error)}); {way_out}"
+            ) from error
         if not finite.all():
             bad = i + int(torch.nonzero(~finite)[0])
             reason = f"{data}: the model predicts nothing for image {bad}, but NaN or infinity"
-            raise DataError(f"{reason}; look for huge numbers in the image, or in the model's weights")
+            raise DataError(
+                f"{reason}; look for huge numbers in the image, or in the model's weights"
+            )
     return torch.cat(out)
 
 
 def add_convert_options(command: Parser) -> None:
     _add_model(command, "whose model")
-    command.add_argument("--out", required=True, metavar="DIR", help="where the files go; a new folder")
+    command.add_argument(
+        "--out", required=True, metavar="DIR", help="where the files go; a new folder"
+    )
 
 
 def convert(arguments: argparse.Namespace) -> None:
@@ -265,12 +398,16 @@ def convert(arguments: argparse.Namespace) -> None:
     check_file(path)
     portable = portable_of(path, participant, module)
     # Only its owner may read a participant's model, and the means of a site's table.
-    make_folder(out, private=portable.preparation is not None or path.parent.name == SERVED)
+    make_folder(
+        out, private=portable.preparation is not None or path.parent.name == SERVED
+    )
     for file in write_onnx(out, path.stem, portable):
         print(plain(str(file)))
 
 
-def portable_of(path: Path, participant: str | None = None, module: torch.nn.Module | None = None) -> Portable:
+def portable_of(
+    path: Path, participant: str | None = None, module: torch.nn.Module | None = None
+) -> Portable:
     """A model from its file, with what a reader has to know.
 
     Arguments are as for `cfl_flare.results.model_file.read_model`; the participant is whose filling up and scaling of a
@@ -281,14 +418,26 @@ def portable_of(path: Path, participant: str | None = None, module: torch.nn.Mod
         PayloadError: the file is damaged.
     """
     model, meta = read_model(path, module), load_arrays(path)[1]
-    task, of_one, preparation = task_of(meta, path), model.parts[0] if isinstance(model, Ensemble) else model, None
+    task, of_one, preparation = (
+        task_of(meta, path),
+        model.parts[0] if isinstance(model, Ensemble) else model,
+        None,
+    )
     if "preparation" in meta or (path.parents[1] / PREPARATIONS).is_file():
         preparation = preparation_of(path, meta, participant)
-    shape: Any = getattr(of_one, "input_shape", None) if preparation is None else (len(preparation.fill),)
-    is_shape = isinstance(shape, (tuple, list)) and all(type(side) is int and side > 0 for side in shape)
+    shape: Any = (
+        getattr(of_one, "input_shape", None)
+        if preparation is None
+        else (len(preparation.fill),)
+    )
+    is_shape = isinstance(shape, (tuple, list)) and all(
+        type(side) is int and side > 0 for side in shape
+    )
     reason = f"{path}: {type(of_one).__name__} does not say the shape of a sample"
     require(is_shape, f"{reason}; keep it as the attribute input_shape")
-    is_prepared = preparation is not None or len(shape) == 3 or path.parent.name == SERVED
+    is_prepared = (
+        preparation is not None or len(shape) == 3 or path.parent.name == SERVED
+    )
     reason = f"{path} takes rows of {shape}, and does not say how a table is filled up and scaled"
     way_out = "name a site's state folder, or a simulation's, with --participant"
     require(is_prepared, f"{reason}: each site has its own; {way_out}")
@@ -299,5 +448,9 @@ def portable_of(path: Path, participant: str | None = None, module: torch.nn.Mod
         columns = None if preparation is None else preparation.columns
         count = 2 if isinstance(task, Binary) else outputs.shape[1]
         classes = class_names(count, columns, classes_of(path, meta))[0]
-    facts = {"name": path.stem, "network": model_of(meta, path), "rounds": meta.get("round")}
+    facts = {
+        "name": path.stem,
+        "network": model_of(meta, path),
+        "rounds": meta.get("round"),
+    }
     return Portable(model, task, tuple(shape), preparation, classes, facts)

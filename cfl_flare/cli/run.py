@@ -55,26 +55,51 @@ COMPARED = ("local", "fedavg", "wecfl:k=3")
 def add_run_options(command: Parser) -> None:
     options.explain(command, epilog=EPILOG)
     what = command.add_argument_group("what is run")
-    options.add_method(what, "several may be given (local, fedavg, wecfl:k=3)", default=COMPARED)
+    options.add_method(
+        what, "several may be given (local, fedavg, wecfl:k=3)", default=COMPARED
+    )
     options.add_data(what, "digits")
-    add_settings(what, DataConfig, without=("seed", "indicator_samples"), derived=options.SIMULATED_AS)
+    add_settings(
+        what,
+        DataConfig,
+        without=("seed", "indicator_samples"),
+        derived=options.SIMULATED_AS,
+    )
     execution = command.add_argument_group("how it is run")
     add_settings(execution, Simulation)
-    execution.add_argument("--out", metavar="DIR", help="where results go; default: cfl-runs/<time>")
-    add_settings(execution, *(CONCERNS[name] for name in options.OF_JOB), without=NOT_IN_RUN, num_rounds=20)
+    execution.add_argument(
+        "--out", metavar="DIR", help="where results go; default: cfl-runs/<time>"
+    )
+    add_settings(
+        execution,
+        *(CONCERNS[name] for name in options.OF_JOB),
+        without=NOT_IN_RUN,
+        num_rounds=20,
+    )
     training = command.add_argument_group("local training")
     add_settings(training, TrainSettings, derived=options.TRAINED_AS, **options.TRAINED)
 
 
 def run(arguments: argparse.Namespace) -> None:
     groups = partial(specs.groups_of, arguments)
-    methods = [specs.build_named(text, penalties, groups=groups) for text, penalties in arguments.method]
+    methods = [
+        specs.build_named(text, penalties, groups=groups)
+        for text, penalties in arguments.method
+    ]
     out = Path(arguments.out or f"cfl-runs/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     specs.check_out(out)
     simulation = Simulation(**given(arguments, Simulation))
     settings = {**specs.simulated(arguments, methods), "min_clients": simulation.sites}
-    plans = {name: RunPlan.of(name=name, method=m, **settings) for name, m in zip(run_names(methods), methods)}
-    runs = simulate(plans, simulation, out, on_start=partial(options.write_config, arguments, out / options.CONFIG))
+    plans = {
+        name: RunPlan.of(name=name, method=m, **settings)
+        for name, m in zip(run_names(methods), methods)
+    }
+    runs = simulate(
+        plans,
+        simulation,
+        out,
+        on_start=partial(options.write_config, arguments, out / options.CONFIG),
+    )
     console = Console()
     print_whole(console, results_table(runs))
     if len(runs) > 1 and (failure := write.try_to_write(out, runs)) is not None:
@@ -85,22 +110,43 @@ def run(arguments: argparse.Namespace) -> None:
 def run_names(methods: Sequence[Method]) -> list[str]:
     """Names for the runs of methods. Those that would be equal get their place in the list."""
     labels = [method.label.replace("+", "-plus-").strip("-") for method in methods]
-    names = [label + (f"-k{m.clusters}" if m.clusters > 1 else "") for label, m in zip(labels, methods)]
-    return [name if names.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(names)]
+    names = [
+        label + (f"-k{m.clusters}" if m.clusters > 1 else "")
+        for label, m in zip(labels, methods)
+    ]
+    return [
+        name if names.count(name) == 1 else f"{name}-{i}"
+        for i, name in enumerate(names)
+    ]
 
 
 def add_partition_options(command: Parser) -> None:
     options.add_data(command, "digits")
-    unused = ("indicator_samples", "unseen", "train_groups", "validation", "measured_on", "without")
+    unused = (
+        "indicator_samples",
+        "unseen",
+        "train_groups",
+        "validation",
+        "measured_on",
+        "without",
+    )
     add_settings(command, DataConfig, without=unused, derived=options.SIMULATED_AS)
     command.add_argument("--show", action="store_true", help="list every participant")
-    command.add_argument("--figure", metavar="FILE", help="draw label counts by participant (thesis Fig. A.1-A.4)")
+    command.add_argument(
+        "--figure",
+        metavar="FILE",
+        help="draw label counts by participant (thesis Fig. A.1-A.4)",
+    )
 
 
 def partition(arguments: argparse.Namespace) -> None:
     from cfl_flare.report.figures import draw_partition
 
-    figure = specs.new_file("--figure", arguments.figure, ".png", ".pdf", ".svg") if arguments.figure else None
+    figure = (
+        specs.new_file("--figure", arguments.figure, ".png", ".pdf", ".svg")
+        if arguments.figure
+        else None
+    )
     source = specs.read_source(arguments.data)
     config = DataConfig(**specs.dealt_out(source, given(arguments, DataConfig)))
     report, console = config.report(source), Console()
@@ -110,7 +156,9 @@ def partition(arguments: argparse.Namespace) -> None:
         f"{report.train_unused} training and {report.test_unused} test samples unused; "
         f"{'no sample is dealt twice' if report.disjoint else 'SAMPLES ARE DEALT TWICE'}"
     )
-    class_lines = describe_classes(report.classes, (report.train_total + report.test_total).tolist())
+    class_lines = describe_classes(
+        report.classes, (report.train_total + report.test_total).tolist()
+    )
     say(console, *config.described(source), *class_lines, summary)
     if arguments.show:
         print_whole(console, partition_table(report))
@@ -119,18 +167,29 @@ def partition(arguments: argparse.Namespace) -> None:
 
 
 def add_onboard_options(command: Parser) -> None:
-    command.add_argument("run", help="folder of a finished run, or one with a single run below it")
+    command.add_argument(
+        "run", help="folder of a finished run, or one with a single run below it"
+    )
     sources = "its samples: a name, a MedMNIST-layout .npz file, or package.Class"
     command.add_argument("--data", required=True, metavar="D", help=sources)
-    command.add_argument("--name", default="newcomer", metavar="N", help="what the newcomer is called (%(default)s)")
+    command.add_argument(
+        "--name",
+        default="newcomer",
+        metavar="N",
+        help="what the newcomer is called (%(default)s)",
+    )
     file = "the server's samples, for a method that compares models on some; default: the file that the run names"
     command.add_argument("--indicator-file", metavar="F", help=file)
-    label = "its group, after a run of method groups; default: none, with the common model"
+    label = (
+        "its group, after a run of method groups; default: none, with the common model"
+    )
     command.add_argument("--group", metavar="LABEL", help=label)
     stay = "rounds in its cluster; more train its own parts (a head, a personal model) further (%(default)s)"
     command.add_argument("--rounds", type=int, default=1, metavar="N", help=stay)
     trust = "a class of the run's that is not cfl_flare's own and may be imported; several may be given"
-    command.add_argument("--allow", action="append", default=[], metavar="CLASS", help=trust)
+    command.add_argument(
+        "--allow", action="append", default=[], metavar="CLASS", help=trust
+    )
     where = "where its model goes; default: newcomers/NAME in the run's folder"
     command.add_argument("--out", metavar="DIR", help=where)
 
@@ -149,8 +208,12 @@ def onboard(arguments: argparse.Namespace) -> None:
     classes = tuple(run.summary.get("classes", ()))
     where = f"--data = {arguments.data!r}"
     train = renumber(data.train, classes, where)
-    data = dataclasses.replace(data, train=train, test=renumber(data.test, classes, where))
-    newcomer = run.join(data, run.logits(arguments.indicator_file), arguments.rounds, arguments.group)
+    data = dataclasses.replace(
+        data, train=train, test=renumber(data.test, classes, where)
+    )
+    newcomer = run.join(
+        data, run.logits(arguments.indicator_file), arguments.rounds, arguments.group
+    )
     path = run.save(newcomer, out)
     console = Console()
     print_whole(console, newcomer_table(newcomer, joining_rule(run.method)))
@@ -159,7 +222,11 @@ def onboard(arguments: argparse.Namespace) -> None:
 
 def with_columns(source: DataSource, columns: Columns | None) -> DataSource:
     """A newcomer's table with the meaning of the run's columns, unless the user gives one. Others stay as they are."""
-    if columns is None or not isinstance(source, (PatientTable, SiteData)) or source.columns is not None:
+    if (
+        columns is None
+        or not isinstance(source, (PatientTable, SiteData))
+        or source.columns is not None
+    ):
         return source
     return dataclasses.replace(source, columns=columns.to_dict())
 
@@ -167,14 +234,35 @@ def with_columns(source: DataSource, columns: Columns | None) -> DataSource:
 def check_allowed(allowed: Sequence[str], path: str) -> None:
     """Raises a ConfigError if a class that a run names is neither the package's own nor allowed."""
     classes = [*METHODS.values(), *PENALTIES.values(), *MODELS.values()]
-    known = path in allowed or path in [f"{cls.__module__}.{cls.__qualname__}" for cls in classes]
+    known = path in allowed or path in [
+        f"{cls.__module__}.{cls.__qualname__}" for cls in classes
+    ]
     name = path if len(path) <= 200 else path[:200] + "..."
-    require(known, f"the run names {name}, which is not cfl_flare's own; if you trust it, add --allow {name}")
+    require(
+        known,
+        f"the run names {name}, which is not cfl_flare's own; if you trust it, add --allow {name}",
+    )
 
 
 def newcomer_table(newcomer: Newcomer, rule: str) -> Table:
-    title = "the newcomer, on its own test split" if newcomer.metrics else "the newcomer, which measured nothing"
+    title = (
+        "the newcomer, on its own test split"
+        if newcomer.metrics
+        else "the newcomer, which measured nothing"
+    )
     cluster = "no clusters" if newcomer.cluster is None else str(newcomer.cluster)
-    measures = {measure_name(k): f"{v:.3f}" for k, v in newcomer.metrics.items() if not of_training(k)}
-    row = (newcomer.name, cluster, rule or "-", str(newcomer.rounds), *measures.values())
-    return printed(title, page.Table(("name", "cluster", "joined by", "rounds", *measures), [row]))
+    measures = {
+        measure_name(k): f"{v:.3f}"
+        for k, v in newcomer.metrics.items()
+        if not of_training(k)
+    }
+    row = (
+        newcomer.name,
+        cluster,
+        rule or "-",
+        str(newcomer.rounds),
+        *measures.values(),
+    )
+    return printed(
+        title, page.Table(("name", "cluster", "joined by", "rounds", *measures), [row])
+    )

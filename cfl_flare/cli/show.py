@@ -31,7 +31,9 @@ from cfl_flare.results.study import find_study, load_study
 
 
 def add_show_options(command: Parser) -> None:
-    command.add_argument("run", help="folder of a run, or one with several runs below it")
+    command.add_argument(
+        "run", help="folder of a run, or one with several runs below it"
+    )
 
 
 def show(arguments: argparse.Namespace) -> None:
@@ -46,8 +48,14 @@ def show(arguments: argparse.Namespace) -> None:
     try:
         runs = find_runs(arguments.run)
     except ConfigError as error:
-        raise (RunFailedError(f"{error}; what is known is above") if attempts else error) from error
-    names = [str(run.folder.relative_to(arguments.run)) for run in runs] if len(runs) > 1 else []
+        raise (
+            RunFailedError(f"{error}; what is known is above") if attempts else error
+        ) from error
+    names = (
+        [str(run.folder.relative_to(arguments.run)) for run in runs]
+        if len(runs) > 1
+        else []
+    )
     print_whole(console, results_table(runs, names))
     for run in runs:
         say(console, *gate_lines(run.summary))
@@ -59,7 +67,9 @@ def _figures(folder: Path, runs: list[Run]) -> list[Path]:
 
     try:
         files = [path for run in runs for path in draw(run)]
-        if len(runs) > 1 and folder not in [run.folder for run in runs]:  # a run's own figures have these names
+        if len(runs) > 1 and folder not in [
+            run.folder for run in runs
+        ]:  # a run's own figures have these names
             files += draw_comparison(runs, folder)
         return files
     except NoPlotsError as error:  # the table is there
@@ -67,8 +77,12 @@ def _figures(folder: Path, runs: list[Run]) -> list[Path]:
         return []
     except (CFLError, OSError, ImportError):
         raise
-    except Exception as error:  # whatever a foreign file's numbers and names do to a figure
-        raise ConfigError(f"{folder}: no figures can be drawn of these files ({one_line(error)})") from error
+    except (
+        Exception
+    ) as error:  # whatever a foreign file's numbers and names do to a figure
+        raise ConfigError(
+            f"{folder}: no figures can be drawn of these files ({one_line(error)})"
+        ) from error
 
 
 def add_report_options(command: Parser) -> None:
@@ -107,7 +121,14 @@ def methods(arguments: argparse.Namespace) -> None:
         table.add_column("what it is")
         for name, entry in registry.items():
             first = next(other for other, known in registry.items() if known is entry)
-            table.add_row(name, *(("", f"another name of {first}") if first != name else _described(entry)))
+            table.add_row(
+                name,
+                *(
+                    ("", f"another name of {first}")
+                    if first != name
+                    else _described(entry)
+                ),
+            )
         console.print(table)
 
 
@@ -117,14 +138,22 @@ def _described(entry: Any) -> tuple[str, str]:
         settings, summary, paper = entry.settings(), entry.summary, None
     else:
         parameters = inspect.signature(entry).parameters.items()
-        settings = {name: p.default for name, p in parameters if name not in ("input_shape", "num_classes")}
+        settings = {
+            name: p.default
+            for name, p in parameters
+            if name not in ("input_shape", "num_classes")
+        }
         summary = (entry.__doc__ or "").strip().splitlines()[0].replace("``", "")
         paper = getattr(entry, "paper", None)
-    lines = [escape(f"{name} ({_default(default)})") for name, default in settings.items()]
+    lines = [
+        escape(f"{name} ({_default(default)})") for name, default in settings.items()
+    ]
     return "\n".join(lines), summary + (f"\n[dim]{paper}[/dim]" if paper else "")
 
 
 def _default(value: Any) -> str:
     if value in (inspect.Parameter.empty, dataclasses.MISSING):
         return "needed"
-    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+    return (
+        ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+    )

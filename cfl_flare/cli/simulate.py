@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from cfl_flare.cli.options import say
 from cfl_flare.clustering.gap import NUMBER, in_words
@@ -49,7 +55,10 @@ class Simulation:
 
 
 def simulate(
-    plans: Mapping[str, RunPlan], simulation: Simulation, out: Path, on_start: Callable[[], None]
+    plans: Mapping[str, RunPlan],
+    simulation: Simulation,
+    out: Path,
+    on_start: Callable[[], None],
 ) -> list[Run]:
     """Runs each plan and writes its results to ``out/<name>``. The plans share data, model and settings.
 
@@ -68,20 +77,37 @@ def simulate(
         hosted = plan.data.host(plan.reader, "local", 0, 1)
     site.add(hosted)
     task = site.runtime.task
-    judging = plan.server.judged(task, site.runtime.division.layout).early_stopping.named
+    judging = plan.server.judged(
+        task, site.runtime.division.layout
+    ).early_stopping.named
     metric = leading(judging, [*task.ranges(plan.training.measures)])
     facts = class_facts(plan.reader, task, hosted)
-    plans = {name: replace(method_plan, facts=facts) for name, method_plan in plans.items()}
-    run_all = partial(in_process, plans, out) if simulation.loop else through_flare(plans, simulation, out)
+    plans = {
+        name: replace(method_plan, facts=facts) for name, method_plan in plans.items()
+    }
+    run_all = (
+        partial(in_process, plans, out)
+        if simulation.loop
+        else through_flare(plans, simulation, out)
+    )
     make_folder(out)
     on_start()
     runs = []
     with open(os.dup(sys.stdout.fileno()), "w") as terminal:
         console = Console(file=terminal)
-        say(console, *plan.data.described(plan.reader), *class_lines(hosted), *clipped_line(hosted))
+        say(
+            console,
+            *plan.data.described(plan.reader),
+            *class_lines(hosted),
+            *clipped_line(hosted),
+        )
         if unscaled := DataSummary.of(hosted[0]).unscaled:
             say(console, f"look at the data: {unscaled}", style="yellow")
-        say(console, *(f"look at the model: {remark}" for remark in site.remarks), style="yellow")
+        say(
+            console,
+            *(f"look at the model: {remark}" for remark in site.remarks),
+            style="yellow",
+        )
         for name in plans:
             make_folder(out / name)
             save_preparations(out / name, hosted)
@@ -90,8 +116,14 @@ def simulate(
         for folder in (out / name for name in plans):
             if plan.data.holds_back:
                 failures = onboard_unseen(folder, plan.reader)["failed"].values()
-                say(console, *(f"could not join: {reason}" for reason in failures), style="yellow")
-            reported = not simulation.loop and not plan.data.holds_back  # by the job itself, before newcomers join
+                say(
+                    console,
+                    *(f"could not join: {reason}" for reason in failures),
+                    style="yellow",
+                )
+            reported = (
+                not simulation.loop and not plan.data.holds_back
+            )  # by the job itself, before newcomers join
             if not reported and (failure := write.try_to_write(folder)) is not None:
                 say(console, failure, style="yellow")
             runs.append(load_run(folder))
@@ -104,8 +136,14 @@ def check_simulation(plan: RunPlan, simulation: Simulation) -> None:
     too_many = f"run: sites = {sites} is more than {plan.data.who_trains}; each site hosts at least one"
     require(sites <= len(plan.data.names), too_many)
     of_flare = [*changed(plan.controller), *changed(plan.executor), *changed(plan.job)]
-    unused = [name for name in of_flare if name not in ("min_clients", "name", "initial_ckpt", "private")]
-    no_effect = f"run: nothing is sent with --loop, so {', '.join(unused)} would have no effect"
+    unused = [
+        name
+        for name in of_flare
+        if name not in ("min_clients", "name", "initial_ckpt", "private")
+    ]
+    no_effect = (
+        f"run: nothing is sent with --loop, so {', '.join(unused)} would have no effect"
+    )
     require(not (simulation.loop and unused), f"{no_effect}; leave one of the two out")
 
 
@@ -114,14 +152,20 @@ def in_process(plans: Mapping[str, RunPlan], out: Path, display: Display) -> Non
         run_loop(plan, out / name, partial(display.measured, name))
 
 
-def through_flare(plans: Mapping[str, RunPlan], simulation: Simulation, out: Path) -> Callable[[Display], None]:
+def through_flare(
+    plans: Mapping[str, RunPlan], simulation: Simulation, out: Path
+) -> Callable[[Display], None]:
     """Plans as one job for FLARE's simulator, which starts and ends once: a function of the display."""
     from cfl_flare.flare import ClusteredRecipe, simulator
     from cfl_flare.flare.job.several_recipe import SeveralRecipe
     from cfl_flare.flare.policy import STATE_ROOT
 
     several = len(plans) > 1
-    recipe = SeveralRecipe.of_plans(plans) if several else ClusteredRecipe.of(next(iter(plans.values())))
+    recipe = (
+        SeveralRecipe.of_plans(plans)
+        if several
+        else ClusteredRecipe.of(next(iter(plans.values())))
+    )
     job_name = recipe.plan.job.name
     env = simulator(simulation.sites, out / "flare")
     recipe.check_env(env)
@@ -136,14 +180,23 @@ def through_flare(plans: Mapping[str, RunPlan], simulation: Simulation, out: Pat
                 recipe.execute(env)
         except RuntimeError as error:
             failure = reason_in(log) or str(error)
-        state = Path(os.environ.get(STATE_ROOT) or Path(env.workspace_root) / "cfl_state") / job_name
+        state = (
+            Path(os.environ.get(STATE_ROOT) or Path(env.workspace_root) / "cfl_state")
+            / job_name
+        )
         for name, folder in folders.items():
             if failure or not (folder / SUMMARY).is_file():
-                raise RunFailedError(f"{name}: {failure or f'no results; {reason_in(log)}'}; FLARE's log is {log}")
-            for part in folder.iterdir():  # moved: the same run should not be found twice
+                raise RunFailedError(
+                    f"{name}: {failure or f'no results; {reason_in(log)}'}; FLARE's log is {log}"
+                )
+            for (
+                part
+            ) in folder.iterdir():  # moved: the same run should not be found twice
                 shutil.move(part, out / name / part.name)
             make_folder(out / name / SERVED, private=True)
-            for served in state.glob(f"*/{f'{name}/' if several else ''}{SERVED}/*.safetensors"):
+            for served in state.glob(
+                f"*/{f'{name}/' if several else ''}{SERVED}/*.safetensors"
+            ):
                 shutil.move(served, out / name / SERVED / served.name)
         if not several:
             shutil.move(results / "metrics", out / next(iter(plans)) / "metrics")
@@ -180,10 +233,22 @@ def output_to(path: Path) -> Iterator[None]:
 class Display:
     """A bar with rounds for each run, and the last value of the metric by which runs are judged."""
 
-    def __init__(self, console: Console, names: Sequence[str], rounds: int, metric: Metric):
-        columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
-        self._bars = {name: self._progress.add_task(name, False, rounds, note="waiting") for name in names}
+    def __init__(
+        self, console: Console, names: Sequence[str], rounds: int, metric: Metric
+    ):
+        columns = (
+            TextColumn("{task.description:12}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        self._progress = Progress(
+            *columns, TextColumn("{task.fields[note]}"), console=console
+        )
+        self._bars = {
+            name: self._progress.add_task(name, False, rounds, note="waiting")
+            for name in names
+        }
         self._metric = metric
         self._start(names[0])
 
@@ -215,7 +280,9 @@ class Display:
             if record.get("ari") is not None:
                 note += f", ARI {record['ari']:.2f}"
             if NUMBER in record:
-                self._progress.console.print(f"{name}: {in_words(record[NUMBER])}", markup=False)
+                self._progress.console.print(
+                    f"{name}: {in_words(record[NUMBER])}", markup=False
+                )
             self._progress.update(bar, completed=record["round"] + 1, note=note)
         if self._progress.tasks[bar].finished:
             self._progress.stop_task(bar)

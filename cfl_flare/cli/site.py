@@ -59,67 +59,136 @@ def add_site_options(command: Parser) -> None:
 
 
 def _add_kit_commands(what: Any) -> None:
-    prepare = what.add_parser("prepare", help="let jobs at a startup kit use the installed cfl_flare")
-    unprepare = what.add_parser("unprepare", help="take back what 'prepare' changed; local/cfl.json stays")
-    clean = what.add_parser("clean", help="delete what ended jobs left in a kit: FLARE deletes none of it")
+    prepare = what.add_parser(
+        "prepare", help="let jobs at a startup kit use the installed cfl_flare"
+    )
+    unprepare = what.add_parser(
+        "unprepare", help="take back what 'prepare' changed; local/cfl.json stays"
+    )
+    clean = what.add_parser(
+        "clean", help="delete what ended jobs left in a kit: FLARE deletes none of it"
+    )
     kits = "startup kits of sites or of the server, or a simulator's workspace"
     for command in (prepare, unprepare, clean):
         command.add_argument("kits", nargs="+", metavar="KIT", help=kits)
-        command.add_argument("--dry-run", action="store_true", help="show what would be done, and do nothing")
+        command.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="show what would be done, and do nothing",
+        )
     text = "forbid that jobs stream a site's logs to the server, and that the admin console shows them"
-    prepare.add_argument("--keep-logs", action=argparse.BooleanOptionalAction, default=True, help=text)
+    prepare.add_argument(
+        "--keep-logs", action=argparse.BooleanOptionalAction, default=True, help=text
+    )
     text = "also allow a class of your own: my_package.nets.WardNet; never a package: jobs could call its functions"
-    prepare.add_argument("--allow", action="append", default=[], metavar="CLASS", help=text)
+    prepare.add_argument(
+        "--allow", action="append", default=[], metavar="CLASS", help=text
+    )
     text = "also let jobs name files in this folder"
-    prepare.add_argument("--data-root", action="append", default=[], metavar="DIR", help=text)
+    prepare.add_argument(
+        "--data-root", action="append", default=[], metavar="DIR", help=text
+    )
     text = "name data with patients of its own, which then has a ledger and a record of its own"
-    prepare.add_argument("--data-set", action="append", default=[], metavar="NAME=PATH", help=text)
+    prepare.add_argument(
+        "--data-set", action="append", default=[], metavar="NAME=PATH", help=text
+    )
     add_settings(prepare, Policy, without=("data_roots", "data_sets"), optional=True)
     text = "a job stays for this number of days after its end (%(default)g)"
     clean.add_argument("--days", type=float, default=30.0, metavar="N", help=text)
 
 
 def _add_job_commands(what: Any) -> None:
-    runs = what.add_parser("runs", help="the jobs in which this site took part, and those that it refused")
+    runs = what.add_parser(
+        "runs", help="the jobs in which this site took part, and those that it refused"
+    )
     runs.add_argument("--json", action="store_true", help="a line of JSON for each")
-    text = "let a job run that this site refused, as its sites differ from earlier ones'"
+    text = (
+        "let a job run that this site refused, as its sites differ from earlier ones'"
+    )
     allow = what.add_parser("allow", help=text)
-    allow.add_argument("job", metavar="JOB", help="its id, or how that begins, as its log and 'site runs' show it")
+    allow.add_argument(
+        "job",
+        metavar="JOB",
+        help="its id, or how that begins, as its log and 'site runs' show it",
+    )
     text = "what jobs have spent of the privacy of this site's data, and what is left of its budget"
     ledger = what.add_parser("ledger", help=text)
-    ledger.add_argument("--json", action="store_true", help="a line of JSON for each data set")
+    ledger.add_argument(
+        "--json", action="store_true", help="a line of JSON for each data set"
+    )
     text = "trust the ledger as it is, after a job was refused with 'ledger'; what it says stays spent"
     ledger.add_argument("--accept", metavar="REASON", help=text)
     for command in (runs, allow, ledger):
-        command.add_argument("--kit", help="of this startup kit; default: $CFL_STATE_ROOT says where, else the folder")
+        command.add_argument(
+            "--kit",
+            help="of this startup kit; default: $CFL_STATE_ROOT says where, else the folder",
+        )
 
 
 def _add_data_commands(what: Any) -> None:
-    check = what.add_parser("check", help="report what would prevent this site from taking part in a job")
-    check.add_argument("--data", metavar="D", help=f"{DATA}; default: what a job finds, by $CFL_DATA")
+    check = what.add_parser(
+        "check", help="report what would prevent this site from taking part in a job"
+    )
+    check.add_argument(
+        "--data", metavar="D", help=f"{DATA}; default: what a job finds, by $CFL_DATA"
+    )
     text = "the job's model, as for 'cfl-flare run'; default: one that suits the data"
     check.add_argument("--model", metavar="NET", help=text)
-    check.add_argument("--kit", help="check this startup kit as well; default: the current folder, if it is one")
+    check.add_argument(
+        "--kit",
+        help="check this startup kit as well; default: the current folder, if it is one",
+    )
     add_settings(check, DataConfig, SiteSettings, only=("min_samples", "device"))
     text = "attack a model that this site keeps of a run with its own samples: how many training samples are told?"
     audit = what.add_parser("audit", help=text)
-    audit.add_argument("run", help="the site's folder of the run, below its state root, or a file in served/")
-    audit.add_argument("--participant", metavar="NAME", help="whose model, if the folder has several")
-    audit.add_argument("--data", metavar="D", help="the file or folder that the job read; default: $CFL_DATA")
-    audit.add_argument("--shadow-models", type=int, default=16, metavar="N", help="to compare with (%(default)s)")
+    audit.add_argument(
+        "run",
+        help="the site's folder of the run, below its state root, or a file in served/",
+    )
+    audit.add_argument(
+        "--participant", metavar="NAME", help="whose model, if the folder has several"
+    )
+    audit.add_argument(
+        "--data",
+        metavar="D",
+        help="the file or folder that the job read; default: $CFL_DATA",
+    )
+    audit.add_argument(
+        "--shadow-models",
+        type=int,
+        default=16,
+        metavar="N",
+        help="to compare with (%(default)s)",
+    )
     text = "write what the columns of this site's table are, for all sites to agree on"
     columns = what.add_parser("columns", help=text)
-    columns.add_argument("--data", metavar="D", help="a table, or table:path=...; default: $CFL_DATA")
+    columns.add_argument(
+        "--data", metavar="D", help="a table, or table:path=...; default: $CFL_DATA"
+    )
     least = "name no category of fewer rows, and no mean of fewer (%(default)s)"
-    columns.add_argument("--min-rows", type=int, default=FEWEST_ROWS, metavar="N", help=least)
-    scale = "say the mean and deviation of each number, too; scaling=federation needs them"
+    columns.add_argument(
+        "--min-rows", type=int, default=FEWEST_ROWS, metavar="N", help=least
+    )
+    scale = (
+        "say the mean and deviation of each number, too; scaling=federation needs them"
+    )
     columns.add_argument("--scale", action="store_true", help=scale)
     columns.add_argument("--out", required=True, metavar="JSON", help="where it goes")
 
 
 def site(arguments: argparse.Namespace) -> None:
-    commands = {"prepare": prepare_kits, "unprepare": unprepare, "clean": clean, "check": check_site}
-    commands |= {"columns": site_columns, "runs": show_runs, "allow": allow_job, "ledger": show_ledger}
+    commands = {
+        "prepare": prepare_kits,
+        "unprepare": unprepare,
+        "clean": clean,
+        "check": check_site,
+    }
+    commands |= {
+        "columns": site_columns,
+        "runs": show_runs,
+        "allow": allow_job,
+        "ledger": show_ledger,
+    }
     commands |= {"audit": audit_model}
     commands[arguments.what](arguments)
 
@@ -132,12 +201,20 @@ def prepare_kits(arguments: argparse.Namespace) -> None:
         _prepare(Path(kit), resources, others, arguments.dry_run, shown)
 
 
-def _changes(kit: Path, arguments: argparse.Namespace) -> tuple[startup.Preparation, list[startup.Change]]:
+def _changes(
+    kit: Path, arguments: argparse.Namespace
+) -> tuple[startup.Preparation, list[startup.Change]]:
     keeps_logs = arguments.keep_logs and check.is_site(kit)
     resources = startup.preparation(kit, [*CLASSES, *arguments.allow], keeps_logs)
     local = resources.file.parent
-    policy = startup.policy_change(local, arguments.data_root, arguments.data_set, **given(arguments, Policy))
-    limits = Policy.read(policy.file) if policy.after is None else Policy(**json.loads(policy.after))
+    policy = startup.policy_change(
+        local, arguments.data_root, arguments.data_set, **given(arguments, Policy)
+    )
+    limits = (
+        Policy.read(policy.file)
+        if policy.after is None
+        else Policy(**json.loads(policy.after))
+    )
     changes = [policy, startup.console_change(local)] if keeps_logs else [policy]
     if limits.epsilon_budget is not None and check.is_site(kit):
         changes.append(startup.privacy_change(local))
@@ -167,9 +244,14 @@ def _prepare(
             print(f"{change.file}: not written (--dry-run)")
         elif change.after is not None:
             backup = change.write()
-            print(f"{change.file}: written" + (f"; the old file is {backup.name}" if backup else ""))
+            print(
+                f"{change.file}: written"
+                + (f"; the old file is {backup.name}" if backup else "")
+            )
     if resources.streams_logs and check.is_site(kit):
-        print("note: jobs may stream this kit's logs to the server; --keep-logs forbids it")
+        print(
+            "note: jobs may stream this kit's logs to the server; --keep-logs forbids it"
+        )
 
 
 def unprepare(arguments: argparse.Namespace) -> None:
@@ -184,21 +266,29 @@ def clean(arguments: argparse.Namespace) -> None:
             print(f"{job.folder}: {job.nbytes / 1e6:.1f} MB, {job.days:.0f} days old")
             if not arguments.dry_run:
                 shutil.rmtree(job.folder)
-        size, verb = sum(job.nbytes for job in jobs) / 1e6, "would be deleted" if arguments.dry_run else "deleted"
+        size, verb = (
+            sum(job.nbytes for job in jobs) / 1e6,
+            "would be deleted" if arguments.dry_run else "deleted",
+        )
         print(f"{kit}: {len(jobs)} jobs {verb}, {size:.1f} MB")
 
 
 def _records(arguments: argparse.Namespace) -> list[JobRecord]:
     root = check.default_state_root(check.kit_of(arguments.kit))
     records = JobRecord.all_below(root)
-    require(bool(records), f"site: no job has left a record below {root}; {_way_to_state(arguments.kit)}")
+    require(
+        bool(records),
+        f"site: no job has left a record below {root}; {_way_to_state(arguments.kit)}",
+    )
     return records
 
 
 def _way_to_state(kit: str | None) -> str:
     """What to do if there is nothing below the state root."""
     if os.environ.get(STATE_ROOT):
-        return f"set {STATE_ROOT} to the folder that the site's process was started with"
+        return (
+            f"set {STATE_ROOT} to the folder that the site's process was started with"
+        )
     way_out = f"if the site's process was started with {STATE_ROOT}, set it to the same folder here"
     return way_out if kit else f"name the site's kit by --kit, or {way_out}"
 
@@ -209,27 +299,53 @@ def show_runs(arguments: argparse.Namespace) -> None:
         for job in jobs:
             print(json.dumps(job))
         return
-    table = Table("begun", "job", "name", "method", "sites", "samples", "rounds", "", box=None, padding=(0, 1, 0, 0))
+    table = Table(
+        "begun",
+        "job",
+        "name",
+        "method",
+        "sites",
+        "samples",
+        "rounds",
+        "",
+        box=None,
+        padding=(0, 1, 0, 0),
+    )
     for job in jobs:
         samples = sum(job.get("participants", {}).values())
         sites = ", ".join(job["sites"])
         rounds = describe_rounds(job)
-        cells = (job["time"], job["job"], job["name"], job.get("method", ""), sites, samples, rounds)
+        cells = (
+            job["time"],
+            job["job"],
+            job["name"],
+            job.get("method", ""),
+            sites,
+            samples,
+            rounds,
+        )
         table.add_row(*(escape(plain(str(cell))) for cell in (*cells, job["decision"])))
     Console().print(table)
 
 
 def allow_job(arguments: argparse.Namespace) -> None:
     records = [record for record in _records(arguments) if record.allow(arguments.job)]
-    require(bool(records), f"site: {arguments.job!r} is no job that was refused here; 'cfl-flare site runs' lists them")
-    print(f"{arguments.job}: allowed: its sites may train together; its author submits it again, with another seed")
+    require(
+        bool(records),
+        f"site: {arguments.job!r} is no job that was refused here; 'cfl-flare site runs' lists them",
+    )
+    print(
+        f"{arguments.job}: allowed: its sites may train together; its author submits it again, with another seed"
+    )
 
 
 def show_ledger(arguments: argparse.Namespace) -> None:
     """``cfl-flare site ledger``: what has been spent of each data set; or the operator trusts it as it is."""
     kit = check.kit_of(arguments.kit)
     if kit is None:
-        raise ConfigError("site: the ledger's counters are in the site's startup kit; name it by --kit")
+        raise ConfigError(
+            "site: the ledger's counters are in the site's startup kit; name it by --kit"
+        )
     root = check.default_state_root(kit)
     whole = check.ledger_of(kit, root)
     if not whole.is_begun:
@@ -252,19 +368,38 @@ def _show_no_ledger(arguments: argparse.Namespace, kit: Path, root: Path) -> Non
 
 def _show_spent(spent: dict[str, Any]) -> None:
     budget, left = spent["budget"], spent["left"]
-    of_budget = "no budget is set" if budget is None else f"of {budget:g}; {left:.3g} are left for a job"
+    of_budget = (
+        "no budget is set"
+        if budget is None
+        else f"of {budget:g}; {left:.3g} are left for a job"
+    )
     where = spent["data"] or "all data"
     by = spent["patients"][0] if len(spent["patients"]) == 1 else ""
     unit = f"of each patient, by {by!r}" if by else "of each sample"
-    table = Table("job", "run", "epsilon", "participants", box=None, padding=(0, 1, 0, 0))
+    table = Table(
+        "job", "run", "epsilon", "participants", box=None, padding=(0, 1, 0, 0)
+    )
     for job, cost in spent["jobs"].items():
-        cells = (job, cost["run"], f"{cost['epsilon']:.3g}", ", ".join(cost["participants"]))
+        cells = (
+            job,
+            cost["run"],
+            f"{cost['epsilon']:.3g}",
+            ", ".join(cost["participants"]),
+        )
         table.add_row(*(escape(plain(cell)) for cell in cells))
-    accepted = [f"accepted {line['time']}: {line['reason']}" for line in spent["accepted"]]
+    accepted = [
+        f"accepted {line['time']}: {line['reason']}" for line in spent["accepted"]
+    ]
     if spent["refusals"]:
-        accepted.append(f"refusals by data: {spent['refusals']} of at most {spent['max_refusals']}")
+        accepted.append(
+            f"refusals by data: {spent['refusals']} of at most {spent['max_refusals']}"
+        )
     console = Console()
-    say(console, f"{where}: epsilon {spent['epsilon']:.3g} {unit}, at delta {spent['delta']:g}, {of_budget}", *accepted)
+    say(
+        console,
+        f"{where}: epsilon {spent['epsilon']:.3g} {unit}, at delta {spent['delta']:g}, {of_budget}",
+        *accepted,
+    )
     console.print(table)
 
 
@@ -281,7 +416,9 @@ def check_site(arguments: argparse.Namespace) -> None:
     Console().print(table)
     fatal = sum(f.fatal for f in findings)
     if fatal:
-        raise UnfitError(f"{fatal} of {len(findings)} findings would make a job fail at this site")
+        raise UnfitError(
+            f"{fatal} of {len(findings)} findings would make a job fail at this site"
+        )
 
 
 def _mark_finding(finding: check.Finding) -> str:
@@ -297,12 +434,17 @@ def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
     kit = check.kit_of(arguments.kit)
     if kit is not None:
         yield from check.kit(kit)
-    config, root = DataConfig(min_samples=arguments.min_samples), check.default_state_root(kit)
+    config, root = (
+        DataConfig(min_samples=arguments.min_samples),
+        check.default_state_root(kit),
+    )
     if kit is not None and check.is_server(kit) and arguments.data is None:
         yield check.Finding("data", "none: the kit is a server's")
         yield from check.server_disks(kit, arguments.model, root)
     else:
-        yield from check.data(own_source(arguments.data), arguments.model, config, arguments.device, root)
+        yield from check.data(
+            own_source(arguments.data), arguments.model, config, arguments.device, root
+        )
         if kit is not None:
             yield from check.privacy(kit, root)
     yield from check.state(root, kit)
@@ -311,26 +453,54 @@ def _findings(arguments: argparse.Namespace) -> Iterator[check.Finding]:
 
 def audit_model(arguments: argparse.Namespace) -> None:
     """``cfl-flare site audit``: the attacks of ``membership`` on a model that this site keeps; nothing leaves."""
-    path, shadow_models = find_model(Path(arguments.run), None, arguments.participant), arguments.shadow_models
+    path, shadow_models = (
+        find_model(Path(arguments.run), None, arguments.participant),
+        arguments.shadow_models,
+    )
     valid = shadow_models > 0 and SHADOW_MODELS.hold(shadow_models)
-    require(valid, f"--shadow-models = {shadow_models} should be an even number in 2..64")
+    require(
+        valid, f"--shadow-models = {shadow_models} should be an even number in 2..64"
+    )
     meta = load_arrays(path)[1]
     data, made_with = site_data(path, meta, arguments.data)
-    training = replace(from_dict(TrainSettings, made_with["training"], f"{path}: training"), dp=None)
+    training = replace(
+        from_dict(TrainSettings, made_with["training"], f"{path}: training"), dp=None
+    )
     network, module = model_of(meta, path), read_model(path)
-    site = Site(FedAvg(), partial(build, network, Module, "model"), training, made_with["seed"])
+    site = Site(
+        FedAvg(), partial(build, network, Module, "model"), training, made_with["seed"]
+    )
     site.add([data])
-    parts, vote = (module.parts, module.vote) if isinstance(module, Ensemble) else ([module], "logits")
+    parts, vote = (
+        (module.parts, module.vote)
+        if isinstance(module, Ensemble)
+        else ([module], "logits")
+    )
     served = Served(tuple(ResidentModel(part).read() for part in parts), vote)
-    counts = attacks(site.learner(path.stem, {}, meta["round"]), {path.stem: served}, shadow_models)[path.stem]
-    headings = ("attack", "training samples told", "95 % interval", "of", "test samples")
+    counts = attacks(
+        site.learner(path.stem, {}, meta["round"]), {path.stem: served}, shadow_models
+    )[path.stem]
+    headings = (
+        "attack",
+        "training samples told",
+        "95 % interval",
+        "of",
+        "test samples",
+    )
     table = Table(*headings, box=None, padding=(0, 1, 0, 0))
     for attack, of in counts.items():
         low, high = of.interval
-        cells = (f"{of.rate:.1%}", f"{low:.1%} to {high:.1%}", str(of.members), f"{of.non_members}")
+        cells = (
+            f"{of.rate:.1%}",
+            f"{low:.1%} to {high:.1%}",
+            str(of.members),
+            f"{of.non_members}",
+        )
         table.add_row(attack.replace("_", " "), *cells)
     Console().print(table)
-    print(f"{path}: at most 1 % of the test samples are taken for training samples; nothing has left this site")
+    print(
+        f"{path}: at most 1 % of the test samples are taken for training samples; nothing has left this site"
+    )
 
 
 def site_columns(arguments: argparse.Namespace) -> None:
@@ -342,7 +512,12 @@ def site_columns(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--data = {arguments.data!r} is no table; {way_out}")
     out = new_file("--out", arguments.out, ".json")
     write(source.own_columns(arguments.min_rows, arguments.scale), out)
-    say(Console(), *source.described(), f"{out}: {_describe_content(source, arguments)}", READ_IT)
+    say(
+        Console(),
+        *source.described(),
+        f"{out}: {_describe_content(source, arguments)}",
+        READ_IT,
+    )
 
 
 def _describe_content(source: PatientTable, arguments: argparse.Namespace) -> str:
@@ -360,14 +535,27 @@ def _describe_content(source: PatientTable, arguments: argparse.Namespace) -> st
 
 
 def add_columns_options(command: Parser) -> None:
-    command.add_argument("files", nargs="+", metavar="JSON", help="what 'cfl-flare site columns' wrote at each site")
-    command.add_argument("--out", required=True, metavar="JSON", help="where it goes: --data site:columns=JSON")
+    command.add_argument(
+        "files",
+        nargs="+",
+        metavar="JSON",
+        help="what 'cfl-flare site columns' wrote at each site",
+    )
+    command.add_argument(
+        "--out",
+        required=True,
+        metavar="JSON",
+        help="where it goes: --data site:columns=JSON",
+    )
 
 
 def columns(arguments: argparse.Namespace) -> None:
     out = new_file("--out", arguments.out, ".json")
     sites = {path: Columns.read(Path(path)) for path in arguments.files}
-    require(len(sites) == len(arguments.files), "columns: a file is named twice; each site has its own")
+    require(
+        len(sites) == len(arguments.files),
+        "columns: a file is named twice; each site has its own",
+    )
     agreement = agreed(sites)
     write(agreement, out)
     summary = f"{len(agreement.features)} features of {len(sites)} sites: {out}"
@@ -378,5 +566,7 @@ def write(columns: Columns, out: Path) -> None:
     """Writes columns for a person to read: one line each."""
     content = columns.to_dict()
     lines = ",\n".join("  " + json.dumps(column) for column in content.pop("columns"))
-    rest = "".join(f',\n "{name}": {json.dumps(value)}' for name, value in content.items())
+    rest = "".join(
+        f',\n "{name}": {json.dumps(value)}' for name, value in content.items()
+    )
     atomic_write(out, f'{{"columns": [\n{lines}\n ]{rest}}}\n')

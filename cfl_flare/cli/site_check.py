@@ -34,7 +34,15 @@ from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.labels import FORMS
 from cfl_flare.data.summary import COUNTED, DataSummary, clipped_line
 from cfl_flare.engine.site import Site
-from cfl_flare.flare.allowed import AUTHORIZATION, CLASSES, CODE, POLICY, READS, Policy, permitted_roles
+from cfl_flare.flare.allowed import (
+    AUTHORIZATION,
+    CLASSES,
+    CODE,
+    POLICY,
+    READS,
+    Policy,
+    permitted_roles,
+)
 from cfl_flare.flare.kit import job_store, loses_state, preparation
 from cfl_flare.flare.policy import rules_of
 from cfl_flare.methods import FedAvg
@@ -44,7 +52,9 @@ from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import task_for
 
 # Names of environment variables whose values are secret.
-SECRET = re.compile(r"passw|secret|token|credential|api_?key|private_?key|access_?key", re.IGNORECASE)
+SECRET = re.compile(
+    r"passw|secret|token|credential|api_?key|private_?key|access_?key", re.IGNORECASE
+)
 STEPS = 5
 # The last two versions of a participant's memory, the served model, and room to write the next ones.
 MODELS_ON_DISK = 10
@@ -64,7 +74,9 @@ class Finding:
     result: str
     way_out: str = ""
     fatal: bool = False
-    look: bool = False  # an operator should look at it, although it names no way out of its own
+    look: bool = (
+        False  # an operator should look at it, although it names no way out of its own
+    )
 
 
 def versions() -> Iterator[Finding]:
@@ -78,31 +90,59 @@ def versions() -> Iterator[Finding]:
             suitable = installed in wanted[name].specifier
         except PackageNotFoundError:
             installed, suitable = "not installed", False
-        yield Finding(name, installed, "" if suitable else f"pip install '{wanted[name]}'", not suitable)
+        yield Finding(
+            name,
+            installed,
+            "" if suitable else f"pip install '{wanted[name]}'",
+            not suitable,
+        )
 
 
 def kit(folder: Path) -> Iterator[Finding]:
     """What a kit's policies allow: cfl_flare in jobs, streaming of logs, files, and jobs with their own code."""
     current = preparation(folder, CLASSES)
-    local, prepare, of_site = current.file.parent, f"cfl-flare site prepare {folder}", is_site(folder)
+    local, prepare, of_site = (
+        current.file.parent,
+        f"cfl-flare site prepare {folder}",
+        is_site(folder),
+    )
     if current.after is None:
         yield Finding("class allow-list", "has cfl_flare's classes")
     else:
         deploy = ", after FLARE's 'deploy prepare' if you use it: that deletes local/resources.json"
         lacks = "lacks cfl_flare's classes, or allows more of it than these"
-        yield Finding("class allow-list", lacks, prepare + deploy * (not current.exists), True)
+        yield Finding(
+            "class allow-list", lacks, prepare + deploy * (not current.exists), True
+        )
     if of_site or is_server(folder):
-        checks = "those without code are checked before they run" if current.checks_jobs else "run as they come"
+        checks = (
+            "those without code are checked before they run"
+            if current.checks_jobs
+            else "run as they come"
+        )
         yield Finding("jobs", checks, "" if current.checks_jobs else prepare)
         if current.checks_jobs and current.others:
             yield Finding("class allow-list", f"also has {', '.join(current.others)}")
-        if names := ", ".join(name for name in sorted(os.environ) if SECRET.search(name)):
-            yield Finding("environment", f"has {names}", "jobs with code can read that: start FLARE by 'env -i'")
+        if names := ", ".join(
+            name for name in sorted(os.environ) if SECRET.search(name)
+        ):
+            yield Finding(
+                "environment",
+                f"has {names}",
+                "jobs with code can read that: start FLARE by 'env -i'",
+            )
     if of_site:
-        streams = "jobs may stream logs to the server" if current.streams_logs else "stay here"
+        streams = (
+            "jobs may stream logs to the server"
+            if current.streams_logs
+            else "stay here"
+        )
         yield Finding("logs", streams, prepare if current.streams_logs else "")
     yield policy(local)
-    yield Finding("custom code", f"jobs that carry code, such as training scripts: from {permitted_roles(local, CODE)}")
+    yield Finding(
+        "custom code",
+        f"jobs that carry code, such as training scripts: from {permitted_roles(local, CODE)}",
+    )
     if of_site:
         readers = permitted_roles(local, READS)
         way_out = f"{prepare}, or set {READS!r} to 'none' for each role in your {AUTHORIZATION}"
@@ -115,14 +155,20 @@ def policy(local: Path) -> Finding:
         limits = Policy.read(local / POLICY)
     except CFLError as error:
         return _failed("policy", error)
-    roots = f"jobs may name files in {', '.join(limits.data_roots)}" if limits.data_roots else "jobs may name no files"
+    roots = (
+        f"jobs may name files in {', '.join(limits.data_roots)}"
+        if limits.data_roots
+        else "jobs may name no files"
+    )
     bounds = f"min_samples_per_cluster {limits.min_samples_per_cluster}, max_weight_share {limits.max_weight_share:.3g}"
     if limits.min_sites_per_cluster == 1:
         bounds = "a job may show others this site's own model"
     allowed = f"{roots}; min_sites_per_cluster at least {limits.min_sites_per_cluster}, {bounds}"
     missing = [root for root in limits.data_roots if not Path(root).is_dir()]
     way_out = f"{missing[0]} is no folder: correct {POLICY}" if missing else ""
-    return Finding("policy", f"{allowed}, max_participants {limits.max_participants:,}", way_out)
+    return Finding(
+        "policy", f"{allowed}, max_participants {limits.max_participants:,}", way_out
+    )
 
 
 def ledger_of(kit: Path, root: Path) -> Ledger:
@@ -143,11 +189,23 @@ def privacy(kit: Path, root: Path) -> Iterator[Finding]:
     if budget is not None and not spent:
         yield Finding("privacy", f"epsilon_budget {budget:g}, nothing spent")
     for of in spent:
-        left = "no budget is set" if budget is None else f"{of['left']:.3g} of {budget:g} left for a job"
-        way_out = "" if of["left"] is None or of["left"] > 0 else "no job with dp goes on; see 'cfl-flare site ledger'"
+        left = (
+            "no budget is set"
+            if budget is None
+            else f"{of['left']:.3g} of {budget:g} left for a job"
+        )
+        way_out = (
+            ""
+            if of["left"] is None or of["left"] > 0
+            else "no job with dp goes on; see 'cfl-flare site ledger'"
+        )
         if budget is not None and of["refusals"] >= of["max_refusals"]:
             way_out = f"{of['refusals']} jobs were refused because of the data: see 'cfl-flare site ledger'"
-        yield Finding("privacy", f"{of['data'] or 'all data'}: epsilon {of['epsilon']:.3g} spent, {left}", way_out)
+        yield Finding(
+            "privacy",
+            f"{of['data'] or 'all data'}: epsilon {of['epsilon']:.3g} spent, {left}",
+            way_out,
+        )
 
 
 def is_site(kit: Path) -> bool:
@@ -169,7 +227,13 @@ def is_server(kit: Path) -> bool:
     return (kit / "startup" / "fed_server.json").is_file()
 
 
-def data(source: DataSource, model: str | None, config: DataConfig, device: str, state_root: Path) -> Iterator[Finding]:
+def data(
+    source: DataSource,
+    model: str | None,
+    config: DataConfig,
+    device: str,
+    state_root: Path,
+) -> Iterator[Finding]:
     """Does what a job's first task does with the site's data, and measures a training step."""
     try:
         if isinstance(source, SiteData):
@@ -182,14 +246,26 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
         yield _failed("data", error)
         return
     summary = DataSummary.of(hosted)
-    yield Finding("samples", f"{len(hosted.train)} training, {len(hosted.test)} test, {_shape(summary.shape)}")
-    patients = [len(np.unique(part.patient)) for part in (hosted.train, hosted.test) if part.patient is not None]
+    yield Finding(
+        "samples",
+        f"{len(hosted.train)} training, {len(hosted.test)} test, {_shape(summary.shape)}",
+    )
+    patients = [
+        len(np.unique(part.patient))
+        for part in (hosted.train, hosted.test)
+        if part.patient is not None
+    ]
     if patients:
-        yield Finding("patients", "{} training, {} test, by {!r}".format(*patients, source.patient))
+        yield Finding(
+            "patients",
+            "{} training, {} test, by {!r}".format(*patients, source.patient),
+        )
     if summary.form == "class":
         yield Finding("classes", f"{summary.counts} (training + test)")
     else:
-        yield Finding("labels", f"{FORMS[summary.form]}, {COUNTED[summary.form]} {summary.counts}")
+        yield Finding(
+            "labels", f"{FORMS[summary.form]}, {COUNTED[summary.form]} {summary.counts}"
+        )
     for remark in summary.remarks:
         result, _, way_out = remark.partition("; ")
         yield Finding("samples", result, way_out)
@@ -197,7 +273,9 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
         outputs = max(summary.outputs, 2 if summary.form == "class" else 1)
         spec = model_spec(model, summary.shape, outputs, summary.form == "mask")
         training = TrainSettings(local_steps=STEPS, task=task_for(summary.form))
-        site = Site(FedAvg(), partial(build, spec, Module, "model"), training, 0, device=device)
+        site = Site(
+            FedAvg(), partial(build, spec, Module, "model"), training, 0, device=device
+        )
         site.add([hosted])
         seconds = step_seconds(site)
     except CFLError as error:
@@ -211,7 +289,9 @@ def data(source: DataSource, model: str | None, config: DataConfig, device: str,
         yield Finding("model", result, way_out)
     layout = site.runtime.resident.layout
     yield _model(layout, spec["class_path"].rpartition(".")[2] + ", ")
-    yield Finding("training", f"{seconds * 1000:.1f} ms per step of 32 samples on {device}")
+    yield Finding(
+        "training", f"{seconds * 1000:.1f} ms per step of 32 samples on {device}"
+    )
     yield disk(state_root, MODELS_ON_DISK * layout.nbytes)
 
 
@@ -221,13 +301,20 @@ def _finding_of_line(line: str) -> Finding:
 
 
 def _model(layout: Layout, name: str = "") -> Finding:
-    return Finding("model", f"{name}{layout.parameter_size:,} parameters, {filesize.decimal(layout.nbytes)}")
+    return Finding(
+        "model",
+        f"{name}{layout.parameter_size:,} parameters, {filesize.decimal(layout.nbytes)}",
+    )
 
 
 def memory() -> Finding:
     used, free = psutil.Process().memory_info().rss, psutil.virtual_memory().available
     result = f"{filesize.decimal(free)} free; this check used {filesize.decimal(used)}"
-    return Finding("memory", result, "" if free > used else "free some: a job's process needs about as much")
+    return Finding(
+        "memory",
+        result,
+        "" if free > used else "free some: a job's process needs about as much",
+    )
 
 
 def step_seconds(site: Site) -> float:
@@ -256,7 +343,9 @@ def server_disks(kit: Path, model: str | None, state_root: Path) -> Iterator[Fin
         yield disk(store, needed, "disk: finished jobs", where)
         if store.is_relative_to("/tmp"):
             lost = "a restart of the machine may delete it; set uri_root of job_manager in local/resources.json"
-            yield Finding("disk: finished jobs", f"{store} is below the temporary folder", lost)
+            yield Finding(
+                "disk: finished jobs", f"{store} is below the temporary folder", lost
+            )
 
 
 def kit_of(named: str | None) -> Path | None:
@@ -278,17 +367,29 @@ def default_state_root(kit: Path | None) -> Path:
 def state(root: Path, kit: Path | None) -> Iterator[Finding]:
     """Whether the state root, which outlives a job, is lost with a container, or lies where FLARE deletes."""
     existing = nearest_folder(root)
-    mounted = any(os.path.ismount(path) for path in (existing, *existing.parents) if path != Path(path.anchor))
+    mounted = any(
+        os.path.ismount(path)
+        for path in (existing, *existing.parents)
+        if path != Path(path.anchor)
+    )
     if kit is not None and loses_state(kit):
         lost = "jobs run in containers, and FLARE keeps the job's folder alone: memories, checkpoints are lost"
-        yield Finding("state root", lost, "mount a folder, and set CFL_STATE_ROOT in local/study_runtime.yaml")
+        yield Finding(
+            "state root",
+            lost,
+            "mount a folder, and set CFL_STATE_ROOT in local/study_runtime.yaml",
+        )
     elif in_container() and not mounted:
         lost = f"{root} is lost with this container"
-        yield Finding("state root", lost, "mount a folder, and set CFL_STATE_ROOT to it")
+        yield Finding(
+            "state root", lost, "mount a folder, and set CFL_STATE_ROOT to it"
+        )
     too_open = find_open_folders(root)
     if too_open:
         reason = f"other users of this machine can enter {len(too_open)} folders below it, such as {too_open[0]}"
-        yield Finding("state root", reason, f"run: chmod -R go-rwx {shlex.quote(str(root))}/*")
+        yield Finding(
+            "state root", reason, f"run: chmod -R go-rwx {shlex.quote(str(root))}/*"
+        )
     if kit is not None and root.resolve().is_relative_to(kit.resolve()):
         inside = f"{root} is inside the kit, which is FLARE's"
         yield Finding("state root", inside, "set CFL_STATE_ROOT to a folder beside it")
@@ -298,11 +399,21 @@ def in_container() -> bool:
     return any(map(os.path.exists, MARKS)) or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
-def disk(root: Path, needed: int, what: str = "disk", instead: str = "CFL_STATE_ROOT on another disk") -> Finding:
+def disk(
+    root: Path,
+    needed: int,
+    what: str = "disk",
+    instead: str = "CFL_STATE_ROOT on another disk",
+) -> Finding:
     """Whether this many bytes can be written to a folder, which need not exist yet."""
     existing = nearest_folder(root)
     if not is_writable(existing):
-        return Finding(what, f"{existing} is not writable", f"let FLARE's user write there, or set {instead}", True)
+        return Finding(
+            what,
+            f"{existing} is not writable",
+            f"let FLARE's user write there, or set {instead}",
+            True,
+        )
     free = shutil.disk_usage(existing).free
     short = free < needed
     way_out = f"free {filesize.decimal(needed)}, or set {instead}" if short else ""
@@ -312,10 +423,16 @@ def disk(root: Path, needed: int, what: str = "disk", instead: str = "CFL_STATE_
 def _failed(what: str, error: CFLError) -> Finding:
     """A fatal finding; the message of an error ends with the way out."""
     reason, _, way_out = str(error).rpartition("; ")
-    return Finding(what, reason, way_out, True) if reason else Finding(what, way_out, "", True)
+    return (
+        Finding(what, reason, way_out, True)
+        if reason
+        else Finding(what, way_out, "", True)
+    )
 
 
 def _shape(shape: tuple[int, ...]) -> str:
     if len(shape) == 3:
-        return f"{shape[0]} channel{'s' if shape[0] > 1 else ''} of {shape[1]}x{shape[2]}"
+        return (
+            f"{shape[0]} channel{'s' if shape[0] > 1 else ''} of {shape[1]}x{shape[2]}"
+        )
     return f"{'x'.join(map(str, shape))} numbers"

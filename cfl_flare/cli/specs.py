@@ -57,7 +57,10 @@ def read_source(text: str, here: bool = True) -> DataSource:
         hint = f"write table:path={name},label=COLUMN"
     elif Path(name).is_dir():
         hint = f"write folder:path={name}"
-    require("." in name and "/" not in name and not is_table(Path(name)), f"data {name!r} is unknown; {hint}")
+    require(
+        "." in name and "/" not in name and not is_table(Path(name)),
+        f"data {name!r} is unknown; {hint}",
+    )
     return build({"class_path": name, "args": settings}, DataSource, "data")  # type: ignore[type-abstract]
 
 
@@ -98,21 +101,34 @@ def usual_partition(source: DataSource) -> Mapping[str, Any] | str:
 def training_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings of `TrainSettings`, without those that follow from the task."""
     settings = given(arguments, TrainSettings)
-    return {name: value for name, value in settings.items() if value is not None or name not in TRAINED}
+    return {
+        name: value
+        for name, value in settings.items()
+        if value is not None or name not in TRAINED
+    }
 
 
-def simulated(arguments: argparse.Namespace, methods: Sequence[Method]) -> dict[str, Any]:
+def simulated(
+    arguments: argparse.Namespace, methods: Sequence[Method]
+) -> dict[str, Any]:
     """The settings of `RunPlan.of` for a simulation in which these methods are compared."""
     source, settings = read_source(arguments.data), training_of(arguments)
     training = TrainSettings(**settings)
     shape, outputs, masks = shape_and_outputs(source, arguments.data, training)
     model = model_spec(arguments.model, shape, outputs, masks)
-    usual = usual_measures(training.built_task(), outputs, scores=model["class_path"].startswith("cfl_flare.models."))
+    usual = usual_measures(
+        training.built_task(),
+        outputs,
+        scores=model["class_path"].startswith("cfl_flare.models."),
+    )
     return {
         **dealt_out(source, given(arguments, *CONCERNS.values())),
         "model": model,
         "data": source,
-        "training": replace(training, **{n: usual[n] for n in usual if n not in settings and training.dp is None}),
+        "training": replace(
+            training,
+            **{n: usual[n] for n in usual if n not in settings and training.dp is None},
+        ),
         "indicator_samples": samples_to_set_aside(methods),
     }
 
@@ -127,13 +143,17 @@ def usual_measures(task: LearningTask, outputs: int, scores: bool) -> dict[str, 
     two = task.key_metric(outputs) == "loss"
     names = ("supported_f1", *(("auroc", "ece", "brier") if two else ()))
     return {
-        "measures": tuple(name for name in names if name in task.measures and name not in task.always),
+        "measures": tuple(
+            name for name in names if name in task.measures and name not in task.always
+        ),
         "score_bins": 200 if two and task.scored and scores else 0,
         "bootstrap": 50 if task.form in ("time", "mask") else 200,
     }
 
 
-def model_spec(text: str | None, shape: tuple[int, ...], outputs: int, masks: bool = False) -> dict[str, Any]:
+def model_spec(
+    text: str | None, shape: tuple[int, ...], outputs: int, masks: bool = False
+) -> dict[str, Any]:
     """The ``{"class_path", "args"}`` of the model that the command line names, or of one that suits the data.
 
     Without a name, it is the U-Net for masks, the thesis's network for images, or the MLP for samples that are smaller
@@ -145,38 +165,62 @@ def model_spec(text: str | None, shape: tuple[int, ...], outputs: int, masks: bo
     if name in MODELS:
         args = {"input_shape": list(shape), "num_classes": outputs, **settings}
         return {"class_path": f"cfl_flare.models.{MODELS[name].__name__}", "args": args}
-    require("." in name, f"model {name!r} is unknown; there are {', '.join(MODELS)}, or package.Class")
+    require(
+        "." in name,
+        f"model {name!r} is unknown; there are {', '.join(MODELS)}, or package.Class",
+    )
     return {"class_path": name, "args": settings}
 
 
-def model_of_job(text: str | None, source: DataSource, data: str, training: TrainSettings) -> dict[str, Any]:
+def model_of_job(
+    text: str | None, source: DataSource, data: str, training: TrainSettings
+) -> dict[str, Any]:
     """The model of a job for other machines; shape and outputs are given, or read from the data if it is here."""
     name, settings = parse_spec(text) if text else ("mlp", {})
-    if text and (name not in MODELS or {"input_shape", "num_classes"} <= settings.keys()):
+    if text and (
+        name not in MODELS or {"input_shape", "num_classes"} <= settings.keys()
+    ):
         return model_spec(text, (), 0)
     columns, task = source.agreed_columns, training.built_task()
     if columns is not None:
         outputs = 1 if columns.labels is None else task.outputs(columns.labels)
-        counts = columns.labels is not None or type(task).outputs is LearningTask.outputs or "num_classes" in settings
+        counts = (
+            columns.labels is not None
+            or type(task).outputs is LearningTask.outputs
+            or "num_classes" in settings
+        )
         way_out = f"name its classes there, or give --model {name}:num_classes=2"
-        require(counts, f"the model's num_classes is not given, and the columns of --data name no classes; {way_out}")
+        require(
+            counts,
+            f"the model's num_classes is not given, and the columns of --data name no classes; {way_out}",
+        )
         return model_spec(text, (len(columns.features),), outputs)
     try:
         return model_spec(text, *shape_and_outputs(source, data, training))
     except DataError as error:
         reason = f"input_shape and num_classes are not given, and cannot be read from the data here ({error})"
-        named = f"--model {name}:input_shape=[1,28,28],num_classes=10 with the sites' own"
-        raise ConfigError(f"the model's {reason}; give {named}, or a --data that is here") from error
+        named = (
+            f"--model {name}:input_shape=[1,28,28],num_classes=10 with the sites' own"
+        )
+        raise ConfigError(
+            f"the model's {reason}; give {named}, or a --data that is here"
+        ) from error
 
 
-def shape_and_outputs(source: DataSource, data: str, training: TrainSettings) -> tuple[tuple[int, ...], int, bool]:
+def shape_and_outputs(
+    source: DataSource, data: str, training: TrainSettings
+) -> tuple[tuple[int, ...], int, bool]:
     """The shape of a sample, the number of outputs that a model of the run's task has, and whether labels are masks."""
     train, test = read(source, f"data {data}")
     task, labels = training.built_task(), np.concatenate((train.y, test.y))
     if train.classes and not task.classes and labels.ndim == 1:
-        labels = np.concatenate([as_numbers(part, f"data {data}").y for part in (train, test)])
+        labels = np.concatenate(
+            [as_numbers(part, f"data {data}").y for part in (train, test)]
+        )
     elif train.classes and labels.ndim == 1:
-        labels = np.append(labels, len(train.classes) - 1)  # a class without a sample has an output as well
+        labels = np.append(
+            labels, len(train.classes) - 1
+        )  # a class without a sample has an output as well
     task.check_form(labels, f"data {data}")
     return tuple(train.x.shape[1:]), task.outputs(labels), task.form == "mask"
 
@@ -184,13 +228,22 @@ def shape_and_outputs(source: DataSource, data: str, training: TrainSettings) ->
 def groups_of(arguments: argparse.Namespace) -> dict[str, str]:
     """The group of each participant of a simulation by the data itself: of its table's column, or of its partition."""
     source = read_source(arguments.data)
-    config = pick(DataConfig, dealt_out(source, given(arguments, *CONCERNS.values())), "data")
+    config = pick(
+        DataConfig, dealt_out(source, given(arguments, *CONCERNS.values())), "data"
+    )
     report = config.report(source)
-    return {name: str(group) for name, group in zip(report.names, report.truth) if group is not None}
+    return {
+        name: str(group)
+        for name, group in zip(report.names, report.truth)
+        if group is not None
+    }
 
 
 def build_named(
-    text: str, penalties: Sequence[str] = (), here: bool = True, groups: Callable[[], Any] | None = None
+    text: str,
+    penalties: Sequence[str] = (),
+    here: bool = True,
+    groups: Callable[[], Any] | None = None,
 ) -> Method:
     """The method that the command line names, with its penalties.
 
@@ -202,15 +255,24 @@ def build_named(
     if name == Groups.name and isinstance(settings.get("groups"), str):
         file = settings["groups"]
         known = file != BY_DATA or groups is not None
-        require(known, f"--method {text}: only a simulation knows them; name a JSON file")
-        settings["groups"] = groups() if file == BY_DATA and groups else read_json(Path(file))
+        require(
+            known, f"--method {text}: only a simulation knows them; name a JSON file"
+        )
+        settings["groups"] = (
+            groups() if file == BY_DATA and groups else read_json(Path(file))
+        )
     file = settings.get("indicator_file")
     if here and isinstance(file, str) and Path(file).exists():
         settings["indicator_file"] = str(Path(file).resolve())
     if penalties:
-        require("penalties" not in settings, f"--method {text}: give its penalties there or by --penalty, not both")
+        require(
+            "penalties" not in settings,
+            f"--method {text}: give its penalties there or by --penalty, not both",
+        )
         specs = [parse_spec(penalty) for penalty in penalties]
-        settings["penalties"] = [{"penalty": penalty, **of_penalty} for penalty, of_penalty in specs]
+        settings["penalties"] = [
+            {"penalty": penalty, **of_penalty} for penalty, of_penalty in specs
+        ]
     return build_method({"method": name, **settings})
 
 
@@ -220,11 +282,16 @@ def site_names(text: str | None) -> list[str]:
         return []
     names = [name.strip() for name in text.split(",")]
     different = all(names) and len({*names}) == len(names)
-    require(different, f"--sites = {text!r} should be different names, as hospital-1,hospital-2")
+    require(
+        different,
+        f"--sites = {text!r} should be different names, as hospital-1,hospital-2",
+    )
     return names
 
 
-def write_job(recipe: ClusteredRecipe | StudyRecipe, folder: Path, arguments: argparse.Namespace) -> None:
+def write_job(
+    recipe: ClusteredRecipe | StudyRecipe, folder: Path, arguments: argparse.Namespace
+) -> None:
     """Writes a job's folder and the settings file that repeats it, and says how the job is submitted."""
     recipe.export(str(folder.parent))
     write_config(arguments, folder.parent / f"{folder.name}.toml")
@@ -234,9 +301,14 @@ def write_job(recipe: ClusteredRecipe | StudyRecipe, folder: Path, arguments: ar
 
 def check_out(out: Path, option: str = "--out") -> None:
     """Raises a ConfigError if results cannot be written to a folder; it is not made yet."""
-    require(is_unused(out), f"{option} = {str(out)!r} is not an empty folder; name a new one")
+    require(
+        is_unused(out),
+        f"{option} = {str(out)!r} is not an empty folder; name a new one",
+    )
     existing = nearest_folder(out)
-    reason = f"{option} = {str(out)!r} cannot be made: {str(existing)!r} cannot be written"
+    reason = (
+        f"{option} = {str(out)!r} cannot be made: {str(existing)!r} cannot be written"
+    )
     require(is_writable(existing), f"{reason}; name another folder")
 
 
@@ -244,7 +316,10 @@ def new_file(option: str, text: str, *suffixes: str) -> Path:
     """The path of a file to write. Its folder exists, and its ending is one of these, if there are any."""
     path, kind = Path(text), f"{' or '.join(suffixes)} file".strip()
     sound = path.parent.is_dir() and (not suffixes or path.suffix in suffixes)
-    require(sound, f"{option} = {text!r} should be a {kind} in an existing folder; make the folder first")
+    require(
+        sound,
+        f"{option} = {text!r} should be a {kind} in an existing folder; make the folder first",
+    )
     return path
 
 

@@ -37,7 +37,11 @@ def distances_to_means(rows: np.ndarray, labels: np.ndarray, metric: str) -> np.
 
 
 def agglomerate(
-    features: np.ndarray, metric: str, joining: str, threshold: float | None = None, k: int | None = None
+    features: np.ndarray,
+    metric: str,
+    joining: str,
+    threshold: float | None = None,
+    k: int | None = None,
 ) -> np.ndarray:
     """Starts with one cluster per row of ``(m, d)`` and repeatedly joins the two nearest.
 
@@ -63,7 +67,9 @@ def agglomerate(
     distances = np.maximum((distances + distances.T) / 2, 0)
     np.fill_diagonal(distances, 0)
     tree = linkage(squareform(distances, checks=False), method=joining)
-    return numbered(fcluster(tree, threshold, "distance") if k is None else cut_tree(tree, k)[:, 0])
+    return numbered(
+        fcluster(tree, threshold, "distance") if k is None else cut_tree(tree, k)[:, 0]
+    )
 
 
 def number_by_silhouette(features: np.ndarray, most: int, better: float = 1.1) -> int:
@@ -79,7 +85,11 @@ def number_by_silhouette(features: np.ndarray, most: int, better: float = 1.1) -
     number, best = min(2, len(features), most), -np.inf
     for k in range(2, min(most, len(features) - 1) + 1):
         labels = agglomerate(features, "euclidean", "ward", None, k)
-        score = float(silhouette_score(features, labels)) if len({*labels.tolist()}) > 1 else -1.0
+        score = (
+            float(silhouette_score(features, labels))
+            if len({*labels.tolist()}) > 1
+            else -1.0
+        )
         if score > max(best, better * best):
             number, best = k, score
     return number
@@ -96,4 +106,6 @@ def decomposed_cosines(features: np.ndarray, dimensions: int) -> np.ndarray:
     """
     gram = inner_products(features)
     projected, lengths = leading(gram, dimensions), np.sqrt(np.diag(gram))[:, None]
-    return np.divide(projected, lengths, out=np.zeros_like(projected), where=lengths > 0)
+    return np.divide(
+        projected, lengths, out=np.zeros_like(projected), where=lengths > 0
+    )

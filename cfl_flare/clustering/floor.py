@@ -54,7 +54,14 @@ class Floor:
         hosted = Counter(sites).values()
         most = len(sites) // self.sites
         most = min(most, int(samples // self.samples)) if self.samples > 1 else most
-        return next((k for k in range(most, 1, -1) if sum(min(n, k) for n in hosted) >= k * self.sites), 1)
+        return next(
+            (
+                k
+                for k in range(most, 1, -1)
+                if sum(min(n, k) for n in hosted) >= k * self.sites
+            ),
+            1,
+        )
 
 
 @dataclass
@@ -93,7 +100,9 @@ class Census:
 
     @cached_property
     def clusters(self) -> int:
-        return self.floor.clusters(list(self.sites.values()), sum(self.samples.values()))
+        return self.floor.clusters(
+            list(self.sites.values()), sum(self.samples.values())
+        )
 
     def members(self, pairs: Iterable[tuple[str, K]]) -> dict[K, Members]:
         """Groups participants: by cluster, or any other group, its members.
@@ -105,7 +114,9 @@ class Census:
         groups: dict[K, Members] = {}
         for name, group in pairs:
             if name in self.sites:
-                groups.setdefault(group, Members()).add(self.sites[name], self.samples[name])
+                groups.setdefault(group, Members()).add(
+                    self.sites[name], self.samples[name]
+                )
         return groups
 
     def small(self, pairs: Iterable[tuple[str, K]]) -> set[K]:
@@ -115,12 +126,18 @@ class Census:
         >>> Census(Floor(2, 1), where, dict.fromkeys(where, 1)).small({"a": 0, "b": 0, "c": 4}.items())
         {4}
         """
-        return {group for group, members in self.members(pairs).items() if members.below(self.floor)}
+        return {
+            group
+            for group, members in self.members(pairs).items()
+            if members.below(self.floor)
+        }
 
     def of(self, names: Sequence[str], assignment: Mapping[str, int]) -> Sizes:
         """The floor for these participants, while all others stay where an assignment has them."""
         rows = set(names)
-        others = {name: cluster for name, cluster in assignment.items() if name not in rows}
+        others = {
+            name: cluster for name, cluster in assignment.items() if name not in rows
+        }
         before = frozenset(self.members(assignment.items()))
         return Sizes(self, tuple(names), self.members(others.items()), before)
 
@@ -143,7 +160,9 @@ class Sizes:
     def clusters(self) -> int:
         """How many clusters the rows alone can make."""
         sites, samples = self.census.sites, self.census.samples
-        return self.census.floor.clusters([sites[n] for n in self.names], sum(samples[n] for n in self.names))
+        return self.census.floor.clusters(
+            [sites[n] for n in self.names], sum(samples[n] for n in self.names)
+        )
 
     def used(self, labels: np.ndarray) -> set[int]:
         return {*labels.tolist(), *self.others}
@@ -162,7 +181,12 @@ class Sizes:
             members.samples += others.samples
         return [everyone[k] for k in sorted(self.used(labels))]
 
-    def assigned(self, labels: np.ndarray, costs: Callable[[], np.ndarray], needed: Collection[int] = ()) -> np.ndarray:
+    def assigned(
+        self,
+        labels: np.ndarray,
+        costs: Callable[[], np.ndarray],
+        needed: Collection[int] = (),
+    ) -> np.ndarray:
         """The labels, if they meet the floor; else the cheapest ones that do.
 
         Clusters in use stay in use, and those of before. If the rows are too few for all, the smallest ones are given
@@ -186,20 +210,29 @@ class Sizes:
             if best != cluster:
                 self.census.moved[name] = best
 
-    def _cheapest(self, labels: np.ndarray, costs: np.ndarray, needed: set[int]) -> np.ndarray:
+    def _cheapest(
+        self, labels: np.ndarray, costs: np.ndarray, needed: set[int]
+    ) -> np.ndarray:
         """The best labels that meet the floor; with fewer clusters, if need be."""
         sizes = dict(zip(sorted(self.used(labels)), self._with(labels)))
         no = Members()
         there = {k for k in needed if k < costs.shape[1]}
-        order = sorted(there, key=lambda k: (-len(sizes.get(k, no).sites), -sizes.get(k, no).samples, k))
+        order = sorted(
+            there,
+            key=lambda k: (-len(sizes.get(k, no).sites), -sizes.get(k, no).samples, k),
+        )
         for count in range(len(order), 0, -1):
             clusters = np.array(sorted(order[:count]))
-            places = self._solved(costs[:, clusters], [self.others.get(k, no) for k in clusters.tolist()])
+            places = self._solved(
+                costs[:, clusters], [self.others.get(k, no) for k in clusters.tolist()]
+            )
             if places is not None:
                 return np.asarray(clusters[places])
         return labels
 
-    def _solved(self, costs: np.ndarray, others: Sequence[Members]) -> np.ndarray | None:
+    def _solved(
+        self, costs: np.ndarray, others: Sequence[Members]
+    ) -> np.ndarray | None:
         """The cheapest column of each row such that all columns meet the floor; None if no choice does.
 
         A mixed-integer program: x_ik says that row i is in column k. A site of several rows counts in column k by a
@@ -228,7 +261,10 @@ class Sizes:
                 floor.samples - members.samples if floor.samples > 1 else 0.0,
             ]
             high += [np.inf, np.inf]
-            entries += [(samples, i * k + j, float(self.census.samples[n])) for i, n in enumerate(self.names)]
+            entries += [
+                (samples, i * k + j, float(self.census.samples[n]))
+                for i, n in enumerate(self.names)
+            ]
             for site, rows in rows_at.items():
                 if site in members.sites:
                     continue
@@ -247,7 +283,11 @@ class Sizes:
         constraints = LinearConstraint(matrix, low, high)
         integrality = integral if is_exact else None
         solution = milp(
-            objective, integrality=integrality, bounds=Bounds(0, 1), constraints=constraints, options=options
+            objective,
+            integrality=integrality,
+            bounds=Bounds(0, 1),
+            constraints=constraints,
+            options=options,
         )
         if solution.x is None:
             return None
@@ -257,7 +297,9 @@ class Sizes:
         needs = self._needs(_scaled(costs), others)
         found = search_assignment(needs, shares)
         if found is not None:
-            self.census.gaps.append(_measure_gap(costs, needs.costs, found, float(solution.fun)))
+            self.census.gaps.append(
+                _measure_gap(costs, needs.costs, found, float(solution.fun))
+            )
         return found
 
     def _needs(self, costs: np.ndarray, others: Sequence[Members]) -> Needs:
@@ -267,18 +309,25 @@ class Sizes:
         distinct = sorted(set(names))
         present = [[site in members.sites for members in others] for site in distinct]
         floor = census.floor
-        samples = [floor.samples - members.samples if floor.samples > 1 else 0.0 for members in others]
+        samples = [
+            floor.samples - members.samples if floor.samples > 1 else 0.0
+            for members in others
+        ]
         return Needs(
             costs=costs,
             sites=np.array([distinct.index(name) for name in names]),
             samples=np.array([float(census.samples[name]) for name in self.names]),
             present=np.array(present, bool).reshape(len(distinct), len(others)),
-            missing_sites=np.array([floor.sites - len(members.sites) for members in others]),
+            missing_sites=np.array(
+                [floor.sites - len(members.sites) for members in others]
+            ),
             missing_samples=np.array(samples),
         )
 
 
-def _measure_gap(costs: np.ndarray, scaled: np.ndarray, labels: np.ndarray, bound: float) -> float:
+def _measure_gap(
+    costs: np.ndarray, scaled: np.ndarray, labels: np.ndarray, bound: float
+) -> float:
     """How much dearer an assignment is at most than the cheapest one, as a part of that; 0 if that is not known.
 
     Args:
@@ -300,7 +349,11 @@ def _measure_gap(costs: np.ndarray, scaled: np.ndarray, labels: np.ndarray, boun
 def _scaled(costs: np.ndarray) -> np.ndarray:
     """What each choice costs more than the row's best one, up to a common factor; finite."""
     finite = np.where(np.isfinite(costs), costs, np.nan)
-    best = np.where(np.isfinite(costs).any(axis=1), np.nanmin(np.where(np.isnan(finite), np.inf, finite), axis=1), 0.0)
+    best = np.where(
+        np.isfinite(costs).any(axis=1),
+        np.nanmin(np.where(np.isnan(finite), np.inf, finite), axis=1),
+        0.0,
+    )
     extra = finite - best[:, None]
     most = np.nanmax(extra, initial=0.0) or 1.0
     return np.asarray(np.nan_to_num(extra / most * LARGEST, nan=10 * LARGEST))

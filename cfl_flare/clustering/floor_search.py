@@ -50,12 +50,18 @@ class Needs:
         np.add.at(counts, (self.sites, labels), 1)
         return counts
 
-    def measure_lack(self, sites: np.ndarray, samples: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    def measure_lack(
+        self, sites: np.ndarray, samples: np.ndarray, columns: np.ndarray
+    ) -> np.ndarray:
         """How far columns are from what they need, in parts of it; 0 where they have it. All arguments broadcast."""
         needed_sites = self.missing_sites[columns]
-        lack_of_sites = np.maximum(needed_sites - sites, 0) / np.maximum(needed_sites, 1)
+        lack_of_sites = np.maximum(needed_sites - sites, 0) / np.maximum(
+            needed_sites, 1
+        )
         needed_samples = self.missing_samples[columns]
-        lack_of_samples = np.maximum(needed_samples - samples, 0) / np.maximum(needed_samples, 1)
+        lack_of_samples = np.maximum(needed_samples - samples, 0) / np.maximum(
+            needed_samples, 1
+        )
         return np.asarray(lack_of_sites + lack_of_samples)
 
 
@@ -210,7 +216,9 @@ class Search:
         is_apart = needs.sites[:, None] != needs.sites
 
         # In the column of row i, row j takes its place.
-        sites_gained = state.brings[:, labels].T.astype(np.int64) - state.leaves[:, None]
+        sites_gained = (
+            state.brings[:, labels].T.astype(np.int64) - state.leaves[:, None]
+        )
         samples_gained = needs.samples - needs.samples[:, None]
         sites = state.held[labels][:, None] + sites_gained * is_apart
         samples = state.samples[labels][:, None] + samples_gained
@@ -229,7 +237,9 @@ class Search:
         needs = self._needs
         columns = np.arange(needs.costs.shape[1])
         samples = np.bincount(self.labels, needs.samples, len(columns))
-        return needs.measure_lack(self._count_held(needs.count_sites(self.labels)), samples, columns)
+        return needs.measure_lack(
+            self._count_held(needs.count_sites(self.labels)), samples, columns
+        )
 
 
 def search_assignment(needs: Needs, shares: np.ndarray) -> np.ndarray | None:

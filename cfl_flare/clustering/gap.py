@@ -65,7 +65,9 @@ class ClusterCount:
         return int(self.labels.max()) + 1
 
 
-def number_of_clusters(products: np.ndarray, most: int, references: int = 100, seed: int = 0) -> ClusterCount:
+def number_of_clusters(
+    products: np.ndarray, most: int, references: int = 100, seed: int = 0
+) -> ClusterCount:
     """The number of clusters of some vectors by the gap statistic (Tibshirani et al. 2001), 1 if there are none.
 
     The vectors are compared by their directions from their mean, see `directions`. Ward's linkage clusters them; its
@@ -88,9 +90,14 @@ def number_of_clusters(products: np.ndarray, most: int, references: int = 100, s
     >>> number_of_clusters(two @ two.T, 4).k
     2
     """
-    require(bool(np.isfinite(products).all()), "the features that are to be clustered are not finite; lower lr")
+    require(
+        bool(np.isfinite(products).all()),
+        "the features that are to be clustered are not finite; lower lr",
+    )
     count = _count_clusters(products, most, references, seed)
-    return replace(count, k_set=_add_those_inside(count, products, most, references, seed))
+    return replace(
+        count, k_set=_add_those_inside(count, products, most, references, seed)
+    )
 
 
 class Draw(NamedTuple):
@@ -100,7 +107,9 @@ class Draw(NamedTuple):
     tree: np.ndarray
 
 
-def _count_clusters(products: np.ndarray, most: int, references: int, seed: int) -> ClusterCount:
+def _count_clusters(
+    products: np.ndarray, most: int, references: int, seed: int
+) -> ClusterCount:
     """Find the number of clusters. Its set follows from the draws of all rows."""
     from scipy.cluster.hierarchy import cut_tree, linkage
 
@@ -126,7 +135,9 @@ def _count_clusters(products: np.ndarray, most: int, references: int, seed: int)
     # The draws' own numbers give the set, and decide if no stable number has a positive gap.
     considered = stable if k > 1 else np.ones(most, bool)
     gaps_drawn = (mean_drawn - _dispersion(draw.tree, most) for draw in draws)
-    numbers = [_choose_number(gap_drawn, spread_drawn, considered) for gap_drawn in gaps_drawn]
+    numbers = [
+        _choose_number(gap_drawn, spread_drawn, considered) for gap_drawn in gaps_drawn
+    ]
     if k == 1 and gap.max() > 0 and np.mean(np.array(numbers) > 1) >= AGREEING:
         median = _quantile(numbers, 0.5)
         if deviations[median - 1] >= CLEAR:
@@ -145,7 +156,13 @@ def _count_clusters(products: np.ndarray, most: int, references: int, seed: int)
 def _one_cluster(rows: int, most: int) -> ClusterCount:
     """The answer for so many rows where no other number is tried."""
     nothing = (0.0,) * most
-    return ClusterCount(np.zeros(rows, np.int64), nothing, nothing, (1.0,) * most, steadiness=(1.0,) * rows)
+    return ClusterCount(
+        np.zeros(rows, np.int64),
+        nothing,
+        nothing,
+        (1.0,) * most,
+        steadiness=(1.0,) * rows,
+    )
 
 
 def _draw_points(points: np.ndarray, seed: int) -> list[Draw]:
@@ -160,7 +177,9 @@ def _draw_points(points: np.ndarray, seed: int) -> list[Draw]:
     return draws
 
 
-def _disperse_references(points: np.ndarray, size: int, most: int, references: int, seed: int) -> np.ndarray:
+def _disperse_references(
+    points: np.ndarray, size: int, most: int, references: int, seed: int
+) -> np.ndarray:
     """The dispersion of reference sets, each with all its rows and with ``size`` of them, ``(references, 2, most)``."""
     from scipy.cluster.hierarchy import linkage
 
@@ -190,7 +209,9 @@ def _add_those_inside(
     inside = 0
     for k in range(count.k):
         rows = np.flatnonzero(count.labels == k)
-        inside += _count_clusters(products[np.ix_(rows, rows)], most, references, seed).k_set[1]
+        inside += _count_clusters(
+            products[np.ix_(rows, rows)], most, references, seed
+        ).k_set[1]
     return low, max(high, inside)
 
 
@@ -202,11 +223,21 @@ def noted(count: ClusterCount, names: Sequence[str] = ()) -> dict[str, Any]:
     """
     by_k = {
         str(k): {"gap": gap, "deviations": deviations, "stability": stability}
-        for k, (gap, deviations, stability) in enumerate(zip(count.gap, count.deviations, count.stability), 1)
+        for k, (gap, deviations, stability) in enumerate(
+            zip(count.gap, count.deviations, count.stability), 1
+        )
     }
     draws = {str(k): count.draws.count(k) for k in sorted({*count.draws})}
-    unsteady = {name: share for name, share in zip(names, count.steadiness) if share < AGREEING}
-    return {"k": count.k, "by_k": by_k, "draws": draws, "set": list(count.k_set), "unsteady": unsteady}
+    unsteady = {
+        name: share for name, share in zip(names, count.steadiness) if share < AGREEING
+    }
+    return {
+        "k": count.k,
+        "by_k": by_k,
+        "draws": draws,
+        "set": list(count.k_set),
+        "unsteady": unsteady,
+    }
 
 
 def is_clear(note: Mapping[str, Any]) -> bool:
@@ -244,7 +275,10 @@ def in_words(note: Mapping[str, Any]) -> str:
 def _changing_sides(note: Mapping[str, Any]) -> str:
     """``; 3 change sides: a, b, c``, the least steady first."""
     unsteady = note["unsteady"]
-    names = [plain(name, 60) for name in sorted(unsteady, key=lambda name: (unsteady[name], name))]
+    names = [
+        plain(name, 60)
+        for name in sorted(unsteady, key=lambda name: (unsteady[name], name))
+    ]
     if not names:
         return ""
     listed = ", ".join(names[:MOST_NAMES])
@@ -298,7 +332,11 @@ def _stability(labels: np.ndarray, draws: Sequence[Draw]) -> np.ndarray:
         alike = []
         for draw in draws:
             labels_drawn = fcluster(draw.tree, k, "maxclust") - 1
-            alike.append(_compute_jaccard(_count_common(labels[k - 1][draw.rows], labels_drawn, k)))
+            alike.append(
+                _compute_jaccard(
+                    _count_common(labels[k - 1][draw.rows], labels_drawn, k)
+                )
+            )
         worst.append(float(np.nanmean(alike, axis=0).min()))
     return np.array(worst)
 
@@ -317,7 +355,9 @@ def _steadiness(labels: np.ndarray, draws: Sequence[Draw]) -> tuple[float, ...]:
     for draw in draws:
         labels_drawn = fcluster(draw.tree, k, "maxclust") - 1
         before = labels[draw.rows]
-        _, matched = linear_sum_assignment(_count_common(before, labels_drawn, k), maximize=True)
+        _, matched = linear_sum_assignment(
+            _count_common(before, labels_drawn, k), maximize=True
+        )
         same[draw.rows] += matched[before] == labels_drawn
         drawn[draw.rows] += 1
     return tuple((same / np.maximum(drawn, 1)).tolist())
@@ -344,7 +384,9 @@ def directions(products: np.ndarray) -> np.ndarray:
     """
     cosines = _scaled(products, NOTHING * np.diag(products).max())
     mean = cosines.mean(axis=0)
-    values, axes = np.linalg.eigh(_scaled(cosines - mean - mean[:, None] + mean.mean(), NOTHING))
+    values, axes = np.linalg.eigh(
+        _scaled(cosines - mean - mean[:, None] + mean.mean(), NOTHING)
+    )
     positive = values > NOTHING
     return np.asarray(axes[:, positive] * np.sqrt(values[positive]))
 
@@ -369,4 +411,6 @@ def _references(points: np.ndarray, count: int, seed: int) -> Iterator[np.ndarra
 def _dispersion(tree: np.ndarray, most: int) -> np.ndarray:
     """log W_K - log W_1 for K = 1 to ``most``: each of Ward's merges adds half its squared height to W."""
     inside = np.cumsum(tree[:, 2] ** 2 / 2)[::-1]
-    return np.asarray(np.log(np.maximum(inside[:most], NOTHING * inside[0])) - np.log(inside[0]))
+    return np.asarray(
+        np.log(np.maximum(inside[:most], NOTHING * inside[0])) - np.log(inside[0])
+    )

@@ -27,7 +27,12 @@ def numbered(labels: np.ndarray) -> np.ndarray:
 
 
 def first_kmeans(
-    features: np.ndarray, k: int, weights: np.ndarray, starts: int = 10, seed: int = 0, sizes: Sizes | None = None
+    features: np.ndarray,
+    k: int,
+    weights: np.ndarray,
+    starts: int = 10,
+    seed: int = 0,
+    sizes: Sizes | None = None,
 ) -> np.ndarray:
     """Clusters from scratch: scikit-learn's k-means++, the best of a number of starts.
 
@@ -58,7 +63,11 @@ def first_kmeans(
         labels = kmeans.fit(features, sample_weight=weights / weights.mean()).labels_
         if sizes is None or sizes.met(labels):
             return numbered(labels)
-        placed = numbered(_first_under_floor(features, min(k, sizes.clusters), weights, starts, seed, sizes))
+        placed = numbered(
+            _first_under_floor(
+                features, min(k, sizes.clusters), weights, starts, seed, sizes
+            )
+        )
         sizes.note(renamed(labels, placed, k), placed)
         return placed
 
@@ -81,11 +90,18 @@ def renamed(labels: np.ndarray, others: np.ndarray, k: int) -> np.ndarray:
     >>> renamed(np.array([1, 1, 0, 2]), np.array([0, 0, 1, 1]), 3).tolist()
     [0, 0, 1, 2]
     """
-    return matched(labels, -(others[:, None] == np.arange(k)).astype(np.float64))[labels]
+    return matched(labels, -(others[:, None] == np.arange(k)).astype(np.float64))[
+        labels
+    ]
 
 
 def _first_under_floor(
-    points: np.ndarray, k: int, weights: np.ndarray, starts: int, seed: int, sizes: Sizes
+    points: np.ndarray,
+    k: int,
+    weights: np.ndarray,
+    starts: int,
+    seed: int,
+    sizes: Sizes,
 ) -> np.ndarray:
     """The best of some starts of k-means with minimum sizes."""
     from sklearn.cluster import kmeans_plusplus
@@ -93,10 +109,14 @@ def _first_under_floor(
     random = np.random.RandomState(seed)
     candidates: list[tuple[int, float, np.ndarray]] = []
     for _ in range(starts):
-        first = kmeans_plusplus(points, k, sample_weight=weights, random_state=random)[0]
+        first = kmeans_plusplus(points, k, sample_weight=weights, random_state=random)[
+            0
+        ]
         labels = lloyd(points, first, weights, sizes=sizes)
         centres = _centres(points, labels, weights, first)
-        spread = squared_distances(points, centres, weights)[range(len(labels)), labels].sum()
+        spread = squared_distances(points, centres, weights)[
+            range(len(labels)), labels
+        ].sum()
         candidates.append((-len(set(labels.tolist())), float(spread), centres))
     _, _, centres = min(candidates, key=lambda fit: fit[:2])
     return closest(points, centres, weights, sizes, needed=range(k))
@@ -113,7 +133,11 @@ def nearest(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
 
 
 def closest(
-    features: np.ndarray, centres: np.ndarray, weights: np.ndarray, sizes: Sizes | None, needed: Collection[int] = ()
+    features: np.ndarray,
+    centres: np.ndarray,
+    weights: np.ndarray,
+    sizes: Sizes | None,
+    needed: Collection[int] = (),
 ) -> np.ndarray:
     """As `nearest`, but where that leaves a cluster too small: the E-step of k-means with minimum sizes."""
     labels = nearest(features, centres)
@@ -121,16 +145,24 @@ def closest(
     return labels if sizes is None else sizes.assigned(labels, costs, needed)
 
 
-def squared_distances(features: np.ndarray, centres: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def squared_distances(
+    features: np.ndarray, centres: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
     """Weighted squared distances ``(m, k)`` of features and centres, float64."""
     from sklearn.metrics.pairwise import euclidean_distances
 
     origin = np.median(centres, axis=0)
-    return weights[:, None] * np.asarray(euclidean_distances(features - origin, centres - origin, squared=True))
+    return weights[:, None] * np.asarray(
+        euclidean_distances(features - origin, centres - origin, squared=True)
+    )
 
 
 def lloyd(
-    features: np.ndarray, centres: np.ndarray, weights: np.ndarray, max_steps: int = 300, sizes: Sizes | None = None
+    features: np.ndarray,
+    centres: np.ndarray,
+    weights: np.ndarray,
+    max_steps: int = 300,
+    sizes: Sizes | None = None,
 ) -> np.ndarray:
     """K-means started at given centres, until it converges.
 
@@ -155,7 +187,11 @@ def lloyd(
 
 
 def _steps(
-    features: np.ndarray, centres: np.ndarray, weights: np.ndarray, max_steps: int, sizes: Sizes | None
+    features: np.ndarray,
+    centres: np.ndarray,
+    weights: np.ndarray,
+    max_steps: int,
+    sizes: Sizes | None,
 ) -> np.ndarray:
     centres = centres.astype(np.float64)
     labels = closest(features, centres, weights, sizes)
@@ -169,10 +205,16 @@ def _steps(
     return labels
 
 
-def _centres(features: np.ndarray, labels: np.ndarray, weights: np.ndarray, before: np.ndarray) -> np.ndarray:
+def _centres(
+    features: np.ndarray, labels: np.ndarray, weights: np.ndarray, before: np.ndarray
+) -> np.ndarray:
     """The M-step: weighted means ``(k, d)``, an empty cluster's centre where it was."""
-    member_weights = np.where(labels[:, None] == np.arange(len(before)), weights[:, None], 0.0)  # (m, k)
+    member_weights = np.where(
+        labels[:, None] == np.arange(len(before)), weights[:, None], 0.0
+    )  # (m, k)
     used = member_weights.any(axis=0)
     centres = before.copy()
-    centres[used] = (member_weights.T @ features)[used] / member_weights.sum(axis=0)[used, None]
+    centres[used] = (member_weights.T @ features)[used] / member_weights.sum(axis=0)[
+        used, None
+    ]
     return centres

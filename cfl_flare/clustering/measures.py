@@ -34,7 +34,10 @@ class Rows:
 
     def columns(self, start: int, stop: int) -> np.ndarray:
         """Some columns ``(n, stop - start)`` of all rows."""
-        part, size = np.empty((self.count, stop - start), self._dtype), self._dtype.itemsize
+        part, size = (
+            np.empty((self.count, stop - start), self._dtype),
+            self._dtype.itemsize,
+        )
         for i in range(self.count):
             self._file.seek((i * self.length + start) * size)
             part[i] = np.frombuffer(self._file.read((stop - start) * size), self._dtype)
@@ -44,10 +47,17 @@ class Rows:
         """The inner products of all pairs, ``(n, n)`` float64; one pass over the columns."""
         from threadpoolctl import threadpool_limits
 
-        products, small = np.zeros((self.count, self.count)), self._file.tell() <= IN_MEMORY
-        with threadpool_limits(1 if small else None):  # in a simulation all sites share the cores
+        products, small = (
+            np.zeros((self.count, self.count)),
+            self._file.tell() <= IN_MEMORY,
+        )
+        with threadpool_limits(
+            1 if small else None
+        ):  # in a simulation all sites share the cores
             for start in range(0, self.length, COLUMNS):
-                part = self.columns(start, min(start + COLUMNS, self.length)).astype(np.float64)
+                part = self.columns(start, min(start + COLUMNS, self.length)).astype(
+                    np.float64
+                )
                 products += part @ part.T
         return products
 
@@ -79,7 +89,9 @@ def points(rows: Iterable[np.ndarray]) -> np.ndarray:
     scale = np.sqrt(np.where(squares > 0, squares, 1.0))
     values, vectors = np.linalg.eigh(products / scale / scale[:, None])
     at = vectors * np.sqrt(np.maximum(values, 0)) * np.sqrt(squares)[:, None]
-    equal = squares[:, None] + squares - 2 * products <= ROUNDING * np.minimum(squares[:, None], squares)
+    equal = squares[:, None] + squares - 2 * products <= ROUNDING * np.minimum(
+        squares[:, None], squares
+    )
     return np.asarray(at[equal.argmax(axis=1)])
 
 
@@ -90,7 +102,9 @@ def leading(products: np.ndarray, count: int) -> np.ndarray:
     [[0.0], [3.0]]
     """
     values, vectors = np.linalg.eigh(products)
-    return np.ascontiguousarray((vectors * np.sqrt(np.maximum(values, 0)))[:, ::-1][:, :count])
+    return np.ascontiguousarray(
+        (vectors * np.sqrt(np.maximum(values, 0)))[:, ::-1][:, :count]
+    )
 
 
 def before_gap(products: np.ndarray, fewest: int = 3) -> np.ndarray:
@@ -142,7 +156,9 @@ def by_rank(values: Mapping[str, float], k: int) -> dict[str, int]:
     return {name: rank * k // len(ranked) for rank, name in enumerate(ranked)}
 
 
-def thresholds(values: Mapping[str, float], bins: Mapping[str, int], k: int) -> list[float]:
+def thresholds(
+    values: Mapping[str, float], bins: Mapping[str, int], k: int
+) -> list[float]:
     """The largest value of each bin but the last, P_{1/k}, ..., P_{(k-1)/k}; an empty bin has the previous bin's.
 
     A new value is in the first bin whose threshold is not below it, as `bisect.bisect_left` finds it.
@@ -150,7 +166,10 @@ def thresholds(values: Mapping[str, float], bins: Mapping[str, int], k: int) -> 
     >>> thresholds({"a": 5.0, "b": 1.0, "c": 3.0}, {"b": 0, "c": 0, "a": 1}, 2)
     [3.0]
     """
-    return [max((values[name] for name, bin_ in bins.items() if bin_ <= i), default=0.0) for i in range(k - 1)]
+    return [
+        max((values[name] for name, bin_ in bins.items() if bin_ <= i), default=0.0)
+        for i in range(k - 1)
+    ]
 
 
 def divergences(models: np.ndarray, centres: np.ndarray) -> np.ndarray:
@@ -168,10 +187,17 @@ def divergences(models: np.ndarray, centres: np.ndarray) -> np.ndarray:
     from scipy.special import log_softmax
 
     with np.errstate(invalid="ignore", over="ignore"):
-        log_models, log_centres = (log_softmax(logits.astype(np.float64), axis=-1) for logits in (models, centres))
+        log_models, log_centres = (
+            log_softmax(logits.astype(np.float64), axis=-1)
+            for logits in (models, centres)
+        )
         probabilities = np.exp(log_models)
         distances = np.stack(
-            [(probabilities * (log_models - log_centre)).sum(axis=(1, 2)) for log_centre in log_centres], axis=1
+            [
+                (probabilities * (log_models - log_centre)).sum(axis=(1, 2))
+                for log_centre in log_centres
+            ],
+            axis=1,
         )
         return np.nan_to_num(distances, nan=np.inf, posinf=np.inf)
 
@@ -192,7 +218,9 @@ def directions(models: Sequence[np.ndarray], dimensions: int) -> np.ndarray:
     count = max(1, min(dimensions, len(models) - 1, len(models[0])))
     values, vectors = values[::-1][:count], vectors[:, ::-1][:, :count]
     there = values > 1e-12 * max(values[0], 1e-300)
-    scaled = vectors.T * np.where(there, 1 / np.sqrt(np.where(there, values, 1)), 0)[:, None]
+    scaled = (
+        vectors.T * np.where(there, 1 / np.sqrt(np.where(there, values, 1)), 0)[:, None]
+    )
     map_ = np.empty((count, len(models[0])), np.float32)
     for columns, part in _centred(models):
         map_[:, columns] = scaled @ part
@@ -214,4 +242,6 @@ def mapped(models: Sequence[np.ndarray], along: np.ndarray) -> np.ndarray:
     [[1.0, 3.0]]
     """
     starts = range(0, len(models), ROWS)
-    return np.concatenate([np.stack(models[i : i + ROWS]) @ along.T for i in starts]).astype(np.float64)
+    return np.concatenate(
+        [np.stack(models[i : i + ROWS]) @ along.T for i in starts]
+    ).astype(np.float64)

@@ -17,7 +17,9 @@ OPPOSED = -0.1
 ROUNDED = 1e-9
 
 
-def coordinate_median(rows: Sequence[np.ndarray], weights: Sequence[float] = ()) -> np.ndarray:
+def coordinate_median(
+    rows: Sequence[np.ndarray], weights: Sequence[float] = ()
+) -> np.ndarray:
     """The median of each coordinate (Yin et al. 2018, Def. 1): half of the weight is on either side of it.
 
     Without weights, all rows are equal.
@@ -30,7 +32,9 @@ def coordinate_median(rows: Sequence[np.ndarray], weights: Sequence[float] = ())
     return _middle(rows, _shares(rows, weights), 0.5)
 
 
-def trimmed_mean(rows: Sequence[np.ndarray], hostile: int, weights: Sequence[float] = ()) -> np.ndarray:
+def trimmed_mean(
+    rows: Sequence[np.ndarray], hostile: int, weights: Sequence[float] = ()
+) -> np.ndarray:
     """The mean of each coordinate without its lowest and highest values (Yin et al. 2018, Def. 2).
 
     As much weight is trimmed at either end as the ``hostile`` heaviest rows have. If that is half or more: the median.
@@ -57,13 +61,17 @@ def _middle(rows: Sequence[np.ndarray], shares: np.ndarray, cut: float) -> np.nd
         columns = np.stack([row[start : start + COLUMNS] for row in rows], axis=1)
         order = np.argsort(columns, axis=1)
         ends = np.cumsum(shares[order], axis=1)
-        left = np.clip(np.minimum(ends, 1 - cut) - np.maximum(ends - shares[order], cut), 0, None)
+        left = np.clip(
+            np.minimum(ends, 1 - cut) - np.maximum(ends - shares[order], cut), 0, None
+        )
         sums = (np.take_along_axis(columns, order, axis=1) * left).sum(axis=1)
         means[start : start + COLUMNS] = sums / left.sum(axis=1)
     return means
 
 
-def multi_krum(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice] | None = None) -> list[int]:
+def multi_krum(
+    rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice] | None = None
+) -> list[int]:
     """The rows that multi-Krum keeps: all but the ``hostile`` furthest from their neighbours (Blanchard et al. 2017).
 
     A row's score is the sum of its squared distances to the m - hostile - 2 rows nearest to it, over the median of all
@@ -78,11 +86,15 @@ def multi_krum(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice]
     if not cut:
         return list(range(m))
     near = max(1, m - cut - 2)
-    scores = _highest(rows, layers, lambda distances: (distances**2)[:, 1 : near + 1].sum(axis=1))
+    scores = _highest(
+        rows, layers, lambda distances: (distances**2)[:, 1 : near + 1].sum(axis=1)
+    )
     return sorted(np.argsort(scores, kind="stable")[: m - cut].tolist())
 
 
-def isolated(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice] | None = None) -> dict[int, float]:
+def isolated(
+    rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice] | None = None
+) -> dict[int, float]:
     """Up to ``hostile`` rows that have too few others near them, and how many times too far those are.
 
     A row's score is the distance to the row that is the ``hostile``-th nearest to it. So rows which collude do not
@@ -97,10 +109,16 @@ def isolated(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice] |
         return {}
     scores = _highest(rows, layers, lambda distances: distances[:, hostile])
     limit = ISOLATED if layers is None else 2 * ISOLATED
-    return {i: float(scores[i]) for i in np.argsort(-scores, kind="stable")[:hostile].tolist() if scores[i] > limit}
+    return {
+        i: float(scores[i])
+        for i in np.argsort(-scores, kind="stable")[:hostile].tolist()
+        if scores[i] > limit
+    }
 
 
-def opposed(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice]) -> dict[int, float]:
+def opposed(
+    rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice]
+) -> dict[int, float]:
     """Up to ``hostile`` rows that point against the coordinate-wise median of all in a layer, and their lowest cosines.
 
     If there are more of them, they are a group of their own, and none is named. Of fewer than ``2 * hostile + 2`` rows
@@ -114,19 +132,25 @@ def opposed(rows: Sequence[np.ndarray], hostile: int, layers: Sequence[slice]) -
     if len(rows) < 2 * hostile + 2:
         return {}
     median = coordinate_median(rows).astype(np.float64)
-    lowest = np.min([_cosines([row[part] for row in rows], median[part]) for part in layers], axis=0)
+    lowest = np.min(
+        [_cosines([row[part] for row in rows], median[part]) for part in layers], axis=0
+    )
     against = {i: float(cosine) for i, cosine in enumerate(lowest) if cosine < OPPOSED}
     return against if len(against) <= hostile else {}
 
 
 def _cosines(rows: Sequence[np.ndarray], to: np.ndarray) -> np.ndarray:
     """Each row's cosine to a vector; 0 where one of them is zero."""
-    lengths = np.array([np.linalg.norm(row) for row in rows], np.float64) * np.linalg.norm(to)
+    lengths = np.array(
+        [np.linalg.norm(row) for row in rows], np.float64
+    ) * np.linalg.norm(to)
     return np.array([row @ to for row in rows]) / np.where(lengths > 0, lengths, np.inf)
 
 
 def _highest(
-    rows: Sequence[np.ndarray], layers: Sequence[slice] | None, score: Callable[[np.ndarray], np.ndarray]
+    rows: Sequence[np.ndarray],
+    layers: Sequence[slice] | None,
+    score: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
     """Each row's highest score, of all of it and of its layers, as a multiple of the median score there.
 

@@ -22,22 +22,44 @@ from safetensors import SafetensorError, safe_open
 
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import FileError, PayloadError
-from cfl_flare.core.files import MOST_JSON, atomic_write, check_memory, make_folder, open_regular, parse_json
+from cfl_flare.core.files import (
+    MOST_JSON,
+    atomic_write,
+    check_memory,
+    make_folder,
+    open_regular,
+    parse_json,
+)
 from cfl_flare.core.params import Layout, Params, weighted_mean
 
 META, CHECKSUM, BLANK = "cfl_flare", "cfl_flare_sha256", "0" * 64
 
 
-def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any], durable: bool = False) -> None:
+def save_arrays(
+    path: Path,
+    arrays: Mapping[str, np.ndarray],
+    meta: Mapping[str, Any],
+    durable: bool = False,
+) -> None:
     """Writes arrays and JSON metadata as one safetensors file, as `cfl_flare.core.files.atomic_write` does."""
-    header: dict[str, Any] = {"__metadata__": {CHECKSUM: BLANK, META: json.dumps(dict(meta))}}
+    header: dict[str, Any] = {
+        "__metadata__": {CHECKSUM: BLANK, META: json.dumps(dict(meta))}
+    }
     parts, end = [], 0
-    for name, array in sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])):  # so that each is aligned
+    for name, array in sorted(
+        arrays.items(), key=lambda item: (-item[1].itemsize, item[0])
+    ):  # so that each is aligned
         kind, nbytes = array.dtype.kind.upper(), array.nbytes
         dtype = "BOOL" if kind == "B" else f"{kind}{8 * array.itemsize}"
-        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": (end, end + nbytes)}
+        header[name] = {
+            "dtype": dtype,
+            "shape": array.shape,
+            "data_offsets": (end, end + nbytes),
+        }
         end += nbytes
-        plain = np.asarray(array, array.dtype.newbyteorder("<"), order="C")  # itself, if it lies so in memory
+        plain = np.asarray(
+            array, array.dtype.newbyteorder("<"), order="C"
+        )  # itself, if it lies so in memory
         parts.append(plain.reshape(-1).view(np.uint8).data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -68,17 +90,29 @@ def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             _verify(path, metadata)
             text = metadata.get(META, "{}")
             if len(text) > MOST_JSON:
-                raise FileError(f"cannot read {path}: its metadata have {len(text):,} characters; name another file")
+                raise FileError(
+                    f"cannot read {path}: its metadata have {len(text):,} characters; name another file"
+                )
             meta = parse_json(text, f"{path}: metadata")
             arrays = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 - not a mapping
     except FileError as error:
         raise PayloadError("damaged_file", str(error)) from error
-    except (SafetensorError, OSError, TypeError, ValueError, AttributeError) as error:  # dtypes that numpy lacks
+    except (
+        SafetensorError,
+        OSError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:  # dtypes that numpy lacks
         raise PayloadError(
-            "damaged_file", f"{path} cannot be read: {one_line(error)}; name a whole safetensors file"
+            "damaged_file",
+            f"{path} cannot be read: {one_line(error)}; name a whole safetensors file",
         ) from error
     if not isinstance(meta, dict):
-        raise PayloadError("damaged_file", f"{path} cannot be read: its metadata are a {type(meta).__name__}")
+        raise PayloadError(
+            "damaged_file",
+            f"{path} cannot be read: its metadata are a {type(meta).__name__}",
+        )
     return arrays, meta
 
 
@@ -95,7 +129,10 @@ def _verify(path: Path, metadata: Mapping[str, str]) -> None:
         while block := file.read(2**20):
             digest.update(block)
     if digest.hexdigest() != stated:
-        raise PayloadError("damaged_file", f"{path} does not match its checksum; copy it again, or name another file")
+        raise PayloadError(
+            "damaged_file",
+            f"{path} does not match its checksum; copy it again, or name another file",
+        )
 
 
 class Archive:
@@ -106,7 +143,11 @@ class Archive:
     """
 
     def __init__(self, folder: Path | None = None, durable: bool = False):
-        self._temporary = tempfile.TemporaryDirectory(prefix="cfl-archive-") if folder is None else None
+        self._temporary = (
+            tempfile.TemporaryDirectory(prefix="cfl-archive-")
+            if folder is None
+            else None
+        )
         self.folder = folder or Path(str(self._temporary and self._temporary.name))
         self._durable = durable
 
@@ -114,13 +155,19 @@ class Archive:
         """Writes an array under any name, as of a round."""
         make_folder(self.folder)
         path = self._path(name, version)
-        atomic_write(path, lambda f: np.save(f, array, allow_pickle=False), durable=self._durable)
+        atomic_write(
+            path, lambda f: np.save(f, array, allow_pickle=False), durable=self._durable
+        )
 
-    def put_mean(self, name: str, version: int, array: np.ndarray, earlier: Sequence[int] | None) -> None:
+    def put_mean(
+        self, name: str, version: int, array: np.ndarray, earlier: Sequence[int] | None
+    ) -> None:
         """Writes the mean of an array and earlier ones, whose mean is there: its version, and of how many it is."""
         if earlier is not None:
             before, count = earlier
-            array = np.float32((self.get(name, before) * np.float64(count) + array) / (count + 1))
+            array = np.float32(
+                (self.get(name, before) * np.float64(count) + array) / (count + 1)
+            )
         self.put(name, version, array)
 
     def get(self, name: str, version: int) -> np.ndarray:
@@ -129,7 +176,9 @@ class Archive:
         try:
             array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise PayloadError("damaged_file", f"{path} cannot be read: {error}") from error
+            raise PayloadError(
+                "damaged_file", f"{path} cannot be read: {error}"
+            ) from error
         return array
 
     def rewind(self, number: int) -> None:
@@ -141,7 +190,11 @@ class Archive:
     def prune(self, number: int) -> None:
         """Deletes what no state from round ``number`` on refers to: all but each name's newest earlier version."""
         newest: dict[str, int] = {}
-        earlier = [(path, name, version) for path, name, version in self._files() if version < number]
+        earlier = [
+            (path, name, version)
+            for path, name, version in self._files()
+            if version < number
+        ]
         for _, name, version in earlier:
             newest[name] = max(version, newest.get(name, 0))
         for path, name, version in earlier:
@@ -174,7 +227,12 @@ class LatestModels:
     Its ``versions`` are, by participant, the round of its model and its number of samples.
     """
 
-    def __init__(self, archive: Archive, layout: Layout, versions: Mapping[str, tuple[int, float]]):
+    def __init__(
+        self,
+        archive: Archive,
+        layout: Layout,
+        versions: Mapping[str, tuple[int, float]],
+    ):
         self._archive, self._layout, self.versions = archive, layout, versions
 
     def keep(self, name: str, model: Params) -> None:
@@ -194,16 +252,27 @@ class LatestModels:
         vector = self._archive.get(f"model of {name}", version)
         if not self._layout.counter_size:
             return Params(self._layout, vector)
-        return Params(self._layout, vector, self._archive.get(f"counters of {name}", version))
+        return Params(
+            self._layout, vector, self._archive.get(f"counters of {name}", version)
+        )
 
     def mean(self, names: Sequence[str], weighting: str, otherwise: Params) -> Params:
         """The mean of some models, weighted by ``"samples"`` or uniform; ``otherwise`` if there are none."""
-        return weighted_mean(((self.model(name), self.weight([name], weighting)) for name in names), otherwise)
+        return weighted_mean(
+            ((self.model(name), self.weight([name], weighting)) for name in names),
+            otherwise,
+        )
 
     def weight(self, names: Sequence[str], weighting: str) -> float:
-        return float(sum(self.versions[name][1] for name in names) if weighting == "samples" else len(names))
+        return float(
+            sum(self.versions[name][1] for name in names)
+            if weighting == "samples"
+            else len(names)
+        )
 
     def spread(self, names: Sequence[str], centre: Params) -> float:
         """Mean squared distance from some participants' parameters to those of a centre."""
         middle = centre.part("all").astype(np.float64)
-        return float(np.mean([np.square(self.parameters(name) - middle).sum() for name in names]))
+        return float(
+            np.mean([np.square(self.parameters(name) - middle).sum() for name in names])
+        )

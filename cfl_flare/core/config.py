@@ -50,7 +50,9 @@ def unmarked(value: Any) -> Any:
     return [unmarked(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def require(condition: bool, message: str, kind: Callable[[str], CFLError] = ConfigError) -> None:
+def require(
+    condition: bool, message: str, kind: Callable[[str], CFLError] = ConfigError
+) -> None:
     """Raises a ConfigError, or an error of that kind, with the message unless the condition holds."""
     if not condition:
         raise kind(message)
@@ -60,7 +62,11 @@ def require_whole(where: str, most: int | None = None, /, **values: Any) -> None
     """Raises a ConfigError for a value that is not a whole number of at least 1, and at most ``most``."""
     limits = ">= 1" if most is None else f"in [1, {most}]"
     for name, value in values.items():
-        valid = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= (most or value)
+        valid = (
+            isinstance(value, int)
+            and not isinstance(value, bool)
+            and 1 <= value <= (most or value)
+        )
         require(valid, f"{where}: {name} = {value!r} should be a whole number {limits}")
 
 
@@ -74,22 +80,35 @@ def from_dict(cls: Callable[..., T], values: Mapping[str, Any], where: str) -> T
     """Builds a settings class from a dictionary, with one clear error for a name it does not know."""
     try:
         parameters = inspect.signature(cls).parameters
-    except (TypeError, ValueError) as error:  # more arguments without a name than there can be
-        raise ConfigError(f"{where}: {one_line(error)}; correct its arguments") from error
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # more arguments without a name than there can be
+        raise ConfigError(
+            f"{where}: {one_line(error)}; correct its arguments"
+        ) from error
     named = {name: p for name, p in parameters.items() if p.kind not in OPEN}
     unknown = [name for name in values if name not in named]
     if unknown and len(named) == len(parameters):
-        raise ConfigError(f"{where}: unknown setting {shown(unknown[0])}; it has: {', '.join(named) or 'no settings'}")
-    missing = [name for name, p in named.items() if p.default is p.empty and name not in values]
+        raise ConfigError(
+            f"{where}: unknown setting {shown(unknown[0])}; it has: {', '.join(named) or 'no settings'}"
+        )
+    missing = [
+        name for name, p in named.items() if p.default is p.empty and name not in values
+    ]
     if missing:
-        raise ConfigError(f"{where}: setting {missing[0]!r} is missing and has no default")
+        raise ConfigError(
+            f"{where}: setting {missing[0]!r} is missing and has no default"
+        )
     try:
         return cls(**values)
     except CFLError:
         raise
     except (Exception, SystemExit) as error:  # a class of the user's may raise anything
         given = reprlib.repr(dict(values))
-        raise ConfigError(f"{where}: {one_line(error)}; correct what it was given: {given}") from error
+        raise ConfigError(
+            f"{where}: {one_line(error)}; correct what it was given: {given}"
+        ) from error
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
@@ -115,13 +134,20 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"{text!r}: {part!r} is not key=value; write name:key=value,key=value")
-        require(key.strip() not in settings, f"{text!r}: {key.strip()} is set twice; leave one out")
+            raise ConfigError(
+                f"{text!r}: {part!r} is not key=value; write name:key=value,key=value"
+            )
+        require(
+            key.strip() not in settings,
+            f"{text!r}: {key.strip()} is set twice; leave one out",
+        )
         try:
             settings[key.strip()] = ast.literal_eval(value)
         except (ValueError, SyntaxError, TypeError):
             listed = value.startswith("[") and value.endswith("]")
-            settings[key.strip()] = [item.strip() for item in value[1:-1].split(",")] if listed else value
+            settings[key.strip()] = (
+                [item.strip() for item in value[1:-1].split(",")] if listed else value
+            )
     return name.strip(), settings
 
 
@@ -153,19 +179,25 @@ def describe(obj: Any, what: str) -> dict[str, Any]:
         obj = unmarked(obj)
         unknown = set(obj) - {"class_path", "args"}
         if "class_path" not in obj or unknown:
-            raise ConfigError(f"{what}: {dict(obj)!r} should be {{'class_path': 'package.Class', 'args': {{...}}}}")
+            raise ConfigError(
+                f"{what}: {dict(obj)!r} should be {{'class_path': 'package.Class', 'args': {{...}}}}"
+            )
         return {"class_path": obj["class_path"], "args": dict(obj.get("args") or {})}
     path = class_path(obj, what)
     args: dict[str, Any] = {}
     for name, parameter in inspect.signature(type(obj)).parameters.items():
         if parameter.kind in OPEN:
             continue
-        if not hasattr(obj, name):  # even with a default: this object may have been built with another value
+        if not hasattr(
+            obj, name
+        ):  # even with a default: this object may have been built with another value
             raise ConfigError(
                 f"{what}: {path.rpartition('.')[2]} does not keep its argument {name!r} as an attribute, so it cannot "
                 f"be written to a job; pass {{'class_path': '{path}', 'args': {{...}}}}"
             )
-        value = plain_value(getattr(obj, name), f"{what}: {path.rpartition('.')[2]}.{name}")
+        value = plain_value(
+            getattr(obj, name), f"{what}: {path.rpartition('.')[2]}.{name}"
+        )
         if value != parameter.default:
             args[name] = value
     return {"class_path": path, "args": args}
@@ -187,12 +219,20 @@ def class_path(obj: Any, what: str) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def plain_value(value: Any, where: str, inner: Callable[[Any], Any] = lambda value: MISSING) -> Any:
+def plain_value(
+    value: Any, where: str, inner: Callable[[Any], Any] = lambda value: MISSING
+) -> Any:
     """The value as JSON can hold it; an enumeration's by its value, a configuration by its class and arguments.
 
     ``inner`` describes further objects, and returns MISSING for those that it does not know.
     """
-    value = value.value if isinstance(value, Enum) else value.item() if isinstance(value, np.generic) else value
+    value = (
+        value.value
+        if isinstance(value, Enum)
+        else value.item()
+        if isinstance(value, np.generic)
+        else value
+    )
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
@@ -202,10 +242,21 @@ def plain_value(value: Any, where: str, inner: Callable[[Any], Any] = lambda val
     if holds_settings(type(value)):
         path = class_path(value, where)
         if hasattr(value, "to_diff_dict"):
-            args = {k: v for k, v in value.to_diff_dict().items() if k not in ("model_type", "transformers_version")}
+            args = {
+                k: v
+                for k, v in value.to_diff_dict().items()
+                if k not in ("model_type", "transformers_version")
+            }
         else:
-            args = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        return {"class_path": path, "args": plain_value(args, f"{where}: {path.rpartition('.')[2]}")}
+            args = {
+                field.name: getattr(value, field.name)
+                for field in dataclasses.fields(value)
+                if field.init
+            }
+        return {
+            "class_path": path,
+            "args": plain_value(args, f"{where}: {path.rpartition('.')[2]}"),
+        }
     described = inner(value)
     if described is not MISSING:
         return described
@@ -244,29 +295,46 @@ def build(
         spec = unmarked(spec)
         class_paths(spec)
     except RecursionError as error:
-        raise ConfigError(f"{what}: its arguments are nested too deeply; write them flat") from error
+        raise ConfigError(
+            f"{what}: its arguments are nested too deeply; write them flat"
+        ) from error
     path = spec.get("class_path")
     if not isinstance(path, str) or not re.fullmatch(r"\w+(\.\w+)+", path):
-        raise ConfigError(f"{what}: class_path = {path!r} should be 'package.module.Class'")
+        raise ConfigError(
+            f"{what}: class_path = {path!r} should be 'package.module.Class'"
+        )
     if authorize is not None:
         authorize(path)
     module, _, name = path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # a module runs when it is imported, and may raise anything
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a module runs when it is imported, and may raise anything
         raise ClassError(
             f"{what}: {path!r} cannot be imported here ({one_line(error)}); install its package, or let the job carry "
             "it"
         ) from error
     made = made_by(cls)
-    if not (isinstance(made, type) and (issubclass(made, base) or (inside and holds_settings(made)))):
+    if not (
+        isinstance(made, type)
+        and (issubclass(made, base) or (inside and holds_settings(made)))
+    ):
         way_out = "name a subclass of that"
         if inspect.isfunction(cls):
             way_out = "annotate the function to return such a class of its own module, or name the class"
-        raise ConfigError(f"{what}: {path!r} is not a {base.__module__}.{base.__qualname__}; {way_out}")
+        raise ConfigError(
+            f"{what}: {path!r} is not a {base.__module__}.{base.__qualname__}; {way_out}"
+        )
     args = spec.get("args") or {}
-    valid = isinstance(args, Mapping) and isinstance(args.get(POSITIONAL, []), (list, tuple))
-    require(valid, f"{what} {name}: args = {reprlib.repr(args)} should be a dictionary of its arguments by name")
+    valid = isinstance(args, Mapping) and isinstance(
+        args.get(POSITIONAL, []), (list, tuple)
+    )
+    require(
+        valid,
+        f"{what} {name}: args = {reprlib.repr(args)} should be a dictionary of its arguments by name",
+    )
     args = {key: _built(value, base, what, authorize) for key, value in args.items()}
     first = args.pop(POSITIONAL, ())
     cls = partial(cls, *first) if first else cls
@@ -292,7 +360,9 @@ def build_named(
         return from_dict(known[name], settings, f"{key} {name}")
     if isinstance(name, str) and "." in name:
         return build({"class_path": name, "args": settings}, base, key, authorize)
-    raise ConfigError(f"{key} {name!r} is unknown; there are {', '.join(known)}, or package.Class")
+    raise ConfigError(
+        f"{key} {name!r} is unknown; there are {', '.join(known)}, or package.Class"
+    )
 
 
 def name_of(obj: Any, key: str, known: Mapping[str, Any]) -> str:
@@ -314,23 +384,44 @@ def made_by(named: Any) -> Any:
 
 def class_paths(spec: Any) -> list[str]:
     """All classes and functions that a description names, those in its arguments too."""
-    inside = list(spec.values()) if isinstance(spec, Mapping) else spec if isinstance(spec, (list, tuple)) else []
-    paths = [spec["class_path"]] if isinstance(spec, Mapping) and isinstance(spec.get("class_path"), str) else []
-    return list(dict.fromkeys([*paths, *(path for value in inside for path in class_paths(value))]))
+    inside = (
+        list(spec.values())
+        if isinstance(spec, Mapping)
+        else spec
+        if isinstance(spec, (list, tuple))
+        else []
+    )
+    paths = (
+        [spec["class_path"]]
+        if isinstance(spec, Mapping) and isinstance(spec.get("class_path"), str)
+        else []
+    )
+    return list(
+        dict.fromkeys(
+            [*paths, *(path for value in inside for path in class_paths(value))]
+        )
+    )
 
 
-def _built(value: Any, base: type, what: str, authorize: Callable[[str], None] | None) -> Any:
+def _built(
+    value: Any, base: type, what: str, authorize: Callable[[str], None] | None
+) -> Any:
     if not class_paths(value):
         return value
     if not isinstance(value, Mapping):
         return [_built(inner, base, what, authorize) for inner in value]
     if value.keys() == {"class_path", "args"}:
         return build(value, base, what, authorize, inside=True)
-    return OrderedDict((key, _built(inner, base, what, authorize)) for key, inner in value.items())
+    return OrderedDict(
+        (key, _built(inner, base, what, authorize)) for key, inner in value.items()
+    )
 
 
 def check_run_name(name: str, what: str = "name") -> None:
     """A run's name becomes a folder under the operator's state root, and nothing else; ``what`` is the setting."""
-    is_name = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) is not None
+    is_name = (
+        isinstance(name, str)
+        and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) is not None
+    )
     wanted = "letters, digits, '.', '_' and '-', beginning with a letter or a digit"
     require(is_name, f"run: {what} = {name!r} should be {wanted}")

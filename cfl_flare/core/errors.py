@@ -39,7 +39,18 @@ FAILURES = {
 WITHHELD = "withheld"
 FREE_OF_DATA = frozenset(
     (
-        *("software", "settings", "class", "path", "floor", "difference", "budget", "ledger", "encrypts", "payload"),
+        *(
+            "software",
+            "settings",
+            "class",
+            "path",
+            "floor",
+            "difference",
+            "budget",
+            "ledger",
+            "encrypts",
+            "payload",
+        ),
         *("disk", "file"),
     )
 )
@@ -184,7 +195,9 @@ def failure_text(code: str) -> str:
     'memory: it is out of memory; its own log says why'
     """
     if not isinstance(code, str) or code not in FAILURES:
-        raise PayloadError("malformed", f"an error that is not one of {', '.join(FAILURES)}")
+        raise PayloadError(
+            "malformed", f"an error that is not one of {', '.join(FAILURES)}"
+        )
     return f"{code}: {FAILURES[code]}; its own log says why"
 
 

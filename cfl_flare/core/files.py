@@ -44,7 +44,13 @@ def explained(error: OSError, path: Path | str | None = None) -> str:
     """An error of the system in one line: the file, the reason, the way out."""
     if isinstance(error, FileError):
         return str(error)
-    name = path if path is not None else error.filename if error.filename is not None else "a file"
+    name = (
+        path
+        if path is not None
+        else error.filename
+        if error.filename is not None
+        else "a file"
+    )
     if error.errno in FULL:
         way_out = "free space on its disk, or use another one"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -70,7 +76,10 @@ def make_folder(path: Path, private: bool = False) -> None:
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     with writing(path):
         for folder in reversed(missing):
-            folder.mkdir(mode=0o700 if private or is_private(folder.parent) else 0o777, exist_ok=True)
+            folder.mkdir(
+                mode=0o700 if private or is_private(folder.parent) else 0o777,
+                exist_ok=True,
+            )
         path.mkdir(exist_ok=True)
 
 
@@ -139,7 +148,9 @@ def find_open_folders(root: Path) -> list[Path]:
     """The folders below a folder that others than their owner may enter or list."""
     if not root.is_dir():
         return []
-    folders = [path for path in root.rglob("*") if path.is_dir() and not path.is_symlink()]
+    folders = [
+        path for path in root.rglob("*") if path.is_dir() and not path.is_symlink()
+    ]
     return sorted(path for path in folders if stat.S_IMODE(path.stat().st_mode) & 0o077)
 
 
@@ -148,7 +159,11 @@ def private_file(path: str | Path, flags: int) -> int:
     return os.open(path, flags, 0o600 if is_private(Path(path).parent) else 0o666)
 
 
-def atomic_write(path: Path, content: str | bytes | Callable[[BinaryIO], object], durable: bool = False) -> None:
+def atomic_write(
+    path: Path,
+    content: str | bytes | Callable[[BinaryIO], object],
+    durable: bool = False,
+) -> None:
     """Writes a file in one step: a reader finds the old content or the new, never a part of it.
 
     Args:
@@ -161,14 +176,18 @@ def atomic_write(path: Path, content: str | bytes | Callable[[BinaryIO], object]
         try:
             mode = path.stat().st_mode if path.exists() else None
             if mode is not None and not stat.S_ISREG(mode):
-                raise FileError(f"cannot write {path}: it is {KINDS[stat.S_IFMT(mode)]}; name a regular file")
+                raise FileError(
+                    f"cannot write {path}: it is {KINDS[stat.S_IFMT(mode)]}; name a regular file"
+                )
             with open(temporary, "wb", opener=private_file) as file:
                 if mode is not None:
                     os.fchmod(file.fileno(), stat.S_IMODE(mode))
                 if callable(content):
                     content(file)
                 else:
-                    file.write(content.encode() if isinstance(content, str) else content)
+                    file.write(
+                        content.encode() if isinstance(content, str) else content
+                    )
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())
@@ -235,7 +254,9 @@ def _wait_for(lock: Path, file: BinaryIO, patience: float | None) -> None:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if time.monotonic() > end:
-                raise FileError(f"{lock}: another process has locked it for {patience:g} s; end that one") from error
+                raise FileError(
+                    f"{lock}: another process has locked it for {patience:g} s; end that one"
+                ) from error
             time.sleep(0.005)
 
 
@@ -246,14 +267,23 @@ def open_regular(path: Path, limit: int | None = None) -> BinaryIO:
     """
     try:
         _check_regular(path, os.stat(path), limit)
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb")
+        file = os.fdopen(
+            os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC),
+            "rb",
+        )
     except FileError:
         raise
     except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
-        reason = explained(error, path) if isinstance(error, OSError) else f"{str(path)!r}: {error}; name another one"
+        reason = (
+            explained(error, path)
+            if isinstance(error, OSError)
+            else f"{str(path)!r}: {error}; name another one"
+        )
         raise FileError(f"cannot read {reason}") from error
     try:
-        _check_regular(path, os.fstat(file.fileno()), limit)  # it may have been replaced meanwhile
+        _check_regular(
+            path, os.fstat(file.fileno()), limit
+        )  # it may have been replaced meanwhile
     except FileError:
         file.close()
         raise
@@ -265,7 +295,9 @@ def _check_regular(path: Path, status: os.stat_result, limit: int | None) -> Non
         kind = KINDS.get(stat.S_IFMT(status.st_mode), "no file")
         raise FileError(f"cannot read {path}: it is {kind}; name a regular file")
     if limit is not None and status.st_size > limit:
-        raise FileError(f"cannot read {path}: it has {status.st_size:,} bytes, more than {limit:,}; name another file")
+        raise FileError(
+            f"cannot read {path}: it has {status.st_size:,} bytes, more than {limit:,}; name another file"
+        )
 
 
 def file_sha256(path: Path) -> str:
@@ -282,8 +314,14 @@ def read_text(path: Path, limit: int = MOST_JSON) -> str:
         try:
             return file.read(limit + 1).decode()
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-            raise FileError(f"cannot read {path}: {reason}; name another file") from error
+            reason = (
+                error.strerror
+                if isinstance(error, OSError)
+                else "it is not text in UTF-8"
+            )
+            raise FileError(
+                f"cannot read {path}: {reason}; name another file"
+            ) from error
 
 
 def read_json(path: Path) -> Any:
@@ -295,21 +333,31 @@ def parse_json(text: str | bytes, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise FileError(f"cannot read {where}: it is not JSON ({reason}); name another file") from error
+        reason = (
+            "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        )
+        raise FileError(
+            f"cannot read {where}: it is not JSON ({reason}); name another file"
+        ) from error
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects in the complete lines of a JSON Lines file that may still be growing."""
     with open_regular(path, MOST_LINES) as file:
-        for number, line in enumerate(iter(lambda: file.readline(MOST_JSON + 1), b""), start=1):
+        for number, line in enumerate(
+            iter(lambda: file.readline(MOST_JSON + 1), b""), start=1
+        ):
             if not line.endswith(b"\n"):
                 if len(line) > MOST_JSON:
-                    raise FileError(f"cannot read {path}: line {number} is too long; name another file")
+                    raise FileError(
+                        f"cannot read {path}: line {number} is too long; name another file"
+                    )
                 return
             content = parse_json(line, f"{path}: line {number}")
             if not isinstance(content, dict):
-                raise FileError(f"cannot read {path}: line {number} is not a JSON object; name another file")
+                raise FileError(
+                    f"cannot read {path}: line {number} is not a JSON object; name another file"
+                )
             yield content
 
 
@@ -320,7 +368,9 @@ def below(folder: Path) -> Iterator[Path]:
         folders.sort()
         seen += len(folders) + len(files)
         if seen > MOST_ENTRIES:
-            raise FileError(f"cannot read {folder}: it holds more than {MOST_ENTRIES:,} files; name a folder below it")
+            raise FileError(
+                f"cannot read {folder}: it holds more than {MOST_ENTRIES:,} files; name a folder below it"
+            )
         yield from (Path(place, name) for name in sorted(files))
 
 
@@ -330,4 +380,6 @@ def check_memory(nbytes: int, where: str) -> None:
 
     free = psutil.virtual_memory().available
     if nbytes > free:
-        raise FileError(f"{where} would take {nbytes:,} bytes of memory, and {free:,} are free; use a smaller one")
+        raise FileError(
+            f"{where} would take {nbytes:,} bytes of memory, and {free:,} are free; use a smaller one"
+        )

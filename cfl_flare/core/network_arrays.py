@@ -138,7 +138,9 @@ def _check_parameter(where: str, parameter: torch.nn.Parameter) -> None:
             f"{where} is of {parameter.dtype}, which no gradient changes; keep it as a buffer, by register_buffer()"
         )
     if parameter.layout != torch.strided:
-        raise ConfigError(f"{where} is of {parameter.layout}, and models are averaged as dense arrays; keep it dense")
+        raise ConfigError(
+            f"{where} is of {parameter.layout}, and models are averaged as dense arrays; keep it dense"
+        )
     if parameter.numel() and not math.isfinite(float(parameter.detach().abs().max())):
         raise ConfigError(
             f"{where} holds NaN or infinity before any training; initialise it in the constructor, or keep a constant "
@@ -157,17 +159,27 @@ def check_count(where: str, counter: torch.Tensor) -> None:
 
 def _check_memory(where: str, parameters: Mapping[str, torch.nn.Parameter]) -> None:
     """Raises a ConfigError if two parameters have numbers in common, which training would change apart."""
-    occupied: list[tuple[int, int, str]] = []  # first byte, byte behind the last one, name
+    occupied: list[
+        tuple[int, int, str]
+    ] = []  # first byte, byte behind the last one, name
     for name, parameter in parameters.items():
-        if any(step == 0 and size > 1 for step, size in zip(parameter.stride(), parameter.shape)):
+        if any(
+            step == 0 and size > 1
+            for step, size in zip(parameter.stride(), parameter.shape)
+        ):
             raise ConfigError(
                 f"{where}: {name!r} is an expanded array, several of whose numbers are one in memory; expand it in "
                 "forward() instead"
             )
         if parameter.numel():
-            last = sum(step * (size - 1) for step, size in zip(parameter.stride(), parameter.shape))
+            last = sum(
+                step * (size - 1)
+                for step, size in zip(parameter.stride(), parameter.shape)
+            )
             start = parameter.data_ptr()
-            occupied.append((start, start + (last + 1) * parameter.element_size(), name))
+            occupied.append(
+                (start, start + (last + 1) * parameter.element_size(), name)
+            )
     occupied.sort()
     for (_, end, name), (start, _, other) in itertools.pairwise(occupied):
         if start < end:
@@ -183,21 +195,39 @@ def live_state(module: torch.nn.Module) -> dict[str, tuple[str, torch.Tensor]]:
     A module may override ``state_dict()``, name only some of its parameters (adapters), and name them differently. A
     tensor that is none of the module's stays as it is.
     """
-    tensors: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    tensors: dict[str, torch.Tensor] = dict(
+        module.named_parameters(remove_duplicate=False)
+    )
     tensors |= dict(module.named_buffers(remove_duplicate=False))
-    state = {name: value for name, value in module.state_dict().items() if hasattr(value, "is_floating_point")}
+    state = {
+        name: value
+        for name, value in module.state_dict().items()
+        if hasattr(value, "is_floating_point")
+    }
     if state.keys() <= tensors.keys():
         return {name: (name, tensors[name]) for name in state}
-    places = {(tensor.data_ptr(), tensor.shape): name for name, tensor in reversed(tensors.items()) if tensor.numel()}
-    names = {name: places.get((value.data_ptr(), value.shape), name) for name, value in state.items()}
-    return {name: (in_module, tensors.get(in_module, state[name])) for name, in_module in names.items()}
+    places = {
+        (tensor.data_ptr(), tensor.shape): name
+        for name, tensor in reversed(tensors.items())
+        if tensor.numel()
+    }
+    names = {
+        name: places.get((value.data_ptr(), value.shape), name)
+        for name, value in state.items()
+    }
+    return {
+        name: (in_module, tensors.get(in_module, state[name]))
+        for name, in_module in names.items()
+    }
 
 
 def find_head(module: torch.nn.Module) -> str | None:
     """The name of a module's last fully connected layer, in order of registration; None if it has no such layer."""
     from torch import nn
 
-    linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    linear = [
+        name for name, part in module.named_modules() if isinstance(part, nn.Linear)
+    ]
     return linear[-1] if linear else None
 
 

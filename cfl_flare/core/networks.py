@@ -22,7 +22,17 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from cfl_flare.core.config import MISSING, OPEN, POSITIONAL, build, class_path, describe, made_by, one_line, plain_value
+from cfl_flare.core.config import (
+    MISSING,
+    OPEN,
+    POSITIONAL,
+    build,
+    class_path,
+    describe,
+    made_by,
+    one_line,
+    plain_value,
+)
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.network_arrays import check_arrays
 from cfl_flare.core.text import shown
@@ -71,7 +81,11 @@ def _way_out(cls: type, spec: Mapping[str, Any], unknown: list[str]) -> str:
     if unnamed:
         text += f"; add those of {', '.join(unnamed[:8])}{', ...' * (len(unnamed) > 8)} that are not as by default"
     functions = inspect.getmembers(sys.modules[cls.__module__], inspect.isfunction)
-    makers = [name for name, f in functions if f.__module__ == cls.__module__ and made_by(f) is cls and name[0] != "_"]
+    makers = [
+        name
+        for name, f in functions
+        if f.__module__ == cls.__module__ and made_by(f) is cls and name[0] != "_"
+    ]
     if not (unknown and makers):
         return text
     example = {"class_path": f"{cls.__module__}.{makers[0]}", "args": {}}
@@ -85,8 +99,14 @@ def _read(network: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
     is whether the network has one. The modules of a sequence are its arguments without a name.
     """
     lists = (nn.ModuleList, nn.ModuleDict)
-    attributes: dict[str, Any] = {name: value is not None for name, value in network._parameters.items()}
-    attributes |= {name: module for name, module in network._modules.items() if not isinstance(module, lists)}
+    attributes: dict[str, Any] = {
+        name: value is not None for name, value in network._parameters.items()
+    }
+    attributes |= {
+        name: module
+        for name, module in network._modules.items()
+        if not isinstance(module, lists)
+    }
     attributes |= vars(network)
     args: dict[str, Any] = {}
     unknown: dict[str, str] = {}
@@ -107,8 +127,12 @@ def _read(network: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
             continue
         if type(value) is not type(parameter.default) or value != parameter.default:
             args[name] = value
-    if isinstance(network, nn.Sequential) and any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
-        children = {name: _written(child, name) for name, child in network.named_children()}
+    if isinstance(network, nn.Sequential) and any(
+        p.kind is p.VAR_POSITIONAL for p in parameters.values()
+    ):
+        children = {
+            name: _written(child, name) for name, child in network.named_children()
+        }
         numbered = list(children) == [str(index) for index in range(len(children))]
         args[POSITIONAL] = list(children.values()) if numbered else [children]
     return args, unknown
@@ -121,15 +145,23 @@ def _written(value: Any, name: str) -> Any:
         if not isinstance(inner, nn.Module):
             return MISSING
         args, unknown = _read(inner)
-        required = [n for n in unknown if inspect.signature(type(inner)).parameters[n].default is MISSING]
+        required = [
+            n
+            for n in unknown
+            if inspect.signature(type(inner)).parameters[n].default is MISSING
+        ]
         if required:
-            raise ConfigError(f"its argument {name!r} is a {type(inner).__name__}, {unknown[required[0]][3:]}")
+            raise ConfigError(
+                f"its argument {name!r} is a {type(inner).__name__}, {unknown[required[0]][3:]}"
+            )
         return {"class_path": class_path(inner, "model"), "args": args}
 
     return plain_value(value, f"its argument {name!r}", module)
 
 
-def _problem(network: nn.Module, spec: Mapping[str, Any], unknown: Mapping[str, str]) -> str | None:
+def _problem(
+    network: nn.Module, spec: Mapping[str, Any], unknown: Mapping[str, str]
+) -> str | None:
     """The first difference between a network and the one that its description builds; None if they are alike.
 
     It is built without memory first: wrong arguments may need more than there is.
@@ -153,7 +185,11 @@ def _problem(network: nn.Module, spec: Mapping[str, Any], unknown: Mapping[str, 
         twin = _built(spec)
     except ConfigError as error:
         return str(error)
-    difference = _sizes(network, twin) or _difference(network, twin, "", set()) or _outputs(network, twin)
+    difference = (
+        _sizes(network, twin)
+        or _difference(network, twin, "", set())
+        or _outputs(network, twin)
+    )
     return None if difference is None else difference + blame
 
 
@@ -167,8 +203,14 @@ def _sizes(network: nn.Module, twin: nn.Module) -> str | None:
     """The first array of two networks that differs in name or shape."""
 
     def shapes(module: nn.Module) -> dict[str, Any]:
-        arrays = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-        return {name: "no shape yet" if is_lazy(array) else tuple(array.shape) for name, array in arrays}
+        arrays = (
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        )
+        return {
+            name: "no shape yet" if is_lazy(array) else tuple(array.shape)
+            for name, array in arrays
+        }
 
     here, there = shapes(network), shapes(twin)
     name = next((n for n in (*here, *there) if here.get(n) != there.get(n)), None)
@@ -188,25 +230,41 @@ def _difference(a: Any, b: Any, place: str, seen: set[tuple[int, int]]) -> str |
     if isinstance(a, weakref.ref) and isinstance(b, weakref.ref):
         return _difference(a(), b(), place, seen)
     if isinstance(a, nn.Parameter) and isinstance(b, nn.Parameter):
-        return None if a.shape == b.shape else text  # a list of the layer's own parameters, as of an LSTM
+        return (
+            None if a.shape == b.shape else text
+        )  # a list of the layer's own parameters, as of an LSTM
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        alike = a.shape == b.shape and torch.allclose(a.detach().cpu(), b.detach().to("cpu", a.dtype), equal_nan=True)
+        alike = a.shape == b.shape and torch.allclose(
+            a.detach().cpu(), b.detach().to("cpu", a.dtype), equal_nan=True
+        )
         return None if alike else text
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return None if np.array_equal(a, b) else text
-    listed = isinstance(a, (list, tuple)) and isinstance(b, (list, tuple))  # a job's tuples are lists
+    listed = isinstance(a, (list, tuple)) and isinstance(
+        b, (list, tuple)
+    )  # a job's tuples are lists
     if _class_of(a) is not _class_of(b) and not listed:
         return None if np.isscalar(a) and np.isscalar(b) and a == b else text
     here, there = _inside(a), _inside(b)
     if not here and not there:
-        return None if hasattr(a, "__dict__") or a == b else text  # objects of one class without attributes are alike
-    if hasattr(a, "__dict__"):  # other values may be made for this comparison alone, and give their id away
-        if type(a).__eq__ is not object.__eq__ and not isinstance(a, Mapping) and a == b:
+        return (
+            None if hasattr(a, "__dict__") or a == b else text
+        )  # objects of one class without attributes are alike
+    if hasattr(
+        a, "__dict__"
+    ):  # other values may be made for this comparison alone, and give their id away
+        if (
+            type(a).__eq__ is not object.__eq__
+            and not isinstance(a, Mapping)
+            and a == b
+        ):
             return None
         seen.add((id(a), id(b)))
     for key in {**here, **there}:
         inner = f"{place}.{key}" if place else key
-        difference = _difference(here.get(key, "missing"), there.get(key, "missing"), inner, seen)
+        difference = _difference(
+            here.get(key, "missing"), there.get(key, "missing"), inner, seen
+        )
         if difference is not None:
             return difference if isinstance(a, nn.Module) else text
     return None
@@ -214,7 +272,11 @@ def _difference(a: Any, b: Any, place: str, seen: set[tuple[int, int]]) -> str |
 
 def _class_of(value: Any) -> type:
     """The class of a value, as it was before torch gave the layer one of its own, for instance for spectral_norm."""
-    return parametrize.type_before_parametrizations(value) if isinstance(value, nn.Module) else type(value)
+    return (
+        parametrize.type_before_parametrizations(value)
+        if isinstance(value, nn.Module)
+        else type(value)
+    )
 
 
 def _inside(value: Any) -> dict[str, Any]:
@@ -222,17 +284,33 @@ def _inside(value: Any) -> dict[str, Any]:
     if isinstance(value, nn.Module):
         internal = vars(nn.Module()).keys()
         computed = _computed_weights(value)
-        parts = {name: item for name, item in vars(value).items() if name not in internal | computed}
-        parts |= {name: len(vars(value)[name]) for name in internal if name.endswith("hooks")}
-        trained = {f"{name}.requires_grad": p.requires_grad for name, p in value._parameters.items() if p is not None}
-        constants = {name: value._buffers[name] for name in value._non_persistent_buffers_set}
+        parts = {
+            name: item
+            for name, item in vars(value).items()
+            if name not in internal | computed
+        }
+        parts |= {
+            name: len(vars(value)[name]) for name in internal if name.endswith("hooks")
+        }
+        trained = {
+            f"{name}.requires_grad": p.requires_grad
+            for name, p in value._parameters.items()
+            if p is not None
+        }
+        constants = {
+            name: value._buffers[name] for name in value._non_persistent_buffers_set
+        }
         return dict(sorted({**parts, **trained, **constants}.items())) | {
             **value._modules,
             "order of modules": [*value._modules],
         }
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return {"code": value.__code__, "defaults": [value.__defaults__, value.__kwdefaults__], "cells": cells}
+        return {
+            "code": value.__code__,
+            "defaults": [value.__defaults__, value.__kwdefaults__],
+            "cells": cells,
+        }
     if isinstance(value, MethodType):
         return {"function": value.__func__, "self": value.__self__}
     if isinstance(value, partial):
@@ -246,8 +324,16 @@ def _inside(value: Any) -> dict[str, Any]:
 
 def _computed_weights(module: nn.Module) -> set[str]:
     """The attributes that a layer computes from its parameters before each use, for instance when it is pruned."""
-    ends = ("_orig", "_v")  # of torch's pruning and its spectral_norm, and of its weight_norm
-    return {name.removesuffix(end) for name in module._parameters for end in ends if name.endswith(end)}
+    ends = (
+        "_orig",
+        "_v",
+    )  # of torch's pruning and its spectral_norm, and of its weight_norm
+    return {
+        name.removesuffix(end)
+        for name in module._parameters
+        for end in ends
+        if name.endswith(end)
+    }
 
 
 def _outputs(network: nn.Module, twin: nn.Module) -> str | None:
@@ -293,7 +379,9 @@ def _inputs(network: nn.Module) -> Iterator[torch.Tensor]:
     def samples(*shape: int) -> torch.Tensor:
         return torch.rand(2, *shape, generator=drawn).to(first.device, first.dtype)
 
-    if isinstance(example := getattr(network, "example_input_array", None), torch.Tensor):  # Lightning's
+    if isinstance(
+        example := getattr(network, "example_input_array", None), torch.Tensor
+    ):  # Lightning's
         yield example
     if isinstance(known, (list, tuple)):
         yield samples(*known)
@@ -301,12 +389,16 @@ def _inputs(network: nn.Module) -> Iterator[torch.Tensor]:
         if isinstance(module, nn.Linear):
             yield samples(module.in_features)
         elif isinstance(module, nn.Embedding):
-            yield torch.randint(module.num_embeddings, (2, 8), generator=drawn).to(first.device)
+            yield torch.randint(module.num_embeddings, (2, 8), generator=drawn).to(
+                first.device
+            )
         elif isinstance(module, nn.RNNBase):
             yield samples(5, module.input_size)
         elif isinstance(module, nn.modules.conv._ConvNd):
             dims = len(module.kernel_size)
-            yield from (samples(module.in_channels, *[side] * dims) for side in SIDES[dims])
+            yield from (
+                samples(module.in_channels, *[side] * dims) for side in SIDES[dims]
+            )
         else:
             continue
         return

@@ -60,7 +60,12 @@ class Entry:
 
     def is_of(self, role: str) -> bool:
         """Whether it belongs to a part of the model, one of `ROLES`."""
-        return {"all": True, "fc": self.fc, "head": self.head, "backbone": not self.head}[role]
+        return {
+            "all": True,
+            "fc": self.fc,
+            "head": self.head,
+            "backbone": not self.head,
+        }[role]
 
     @property
     def size(self) -> int:
@@ -80,7 +85,11 @@ class Entry:
             return part.reshape(self.shape)
         out, channels, height, width = self.shape
         part = part.reshape(out, height, width, channels)
-        return part.transpose(0, 3, 1, 2) if isinstance(part, np.ndarray) else part.permute(0, 3, 1, 2)
+        return (
+            part.transpose(0, 3, 1, 2)
+            if isinstance(part, np.ndarray)
+            else part.permute(0, 3, 1, 2)
+        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +115,9 @@ class Layout:
         """
         from torch import nn
 
-        linear = {name for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+        linear = {
+            name for name, part in module.named_modules() if isinstance(part, nn.Linear)
+        }
         head = find_head(module)
         buffers = {name for name, _ in module.named_buffers()}
         entries: list[Entry] = []
@@ -126,18 +137,25 @@ class Layout:
             if not tensor.is_floating_point() and not isinstance(tensor, nn.Parameter):
                 kind = "counter"
                 check_count(f"model {type(module).__name__}: buffer {name!r}", tensor)
-            entries.append(Entry(name, tuple(tensor.shape), kind, layer == head, layer in linear))
+            entries.append(
+                Entry(name, tuple(tensor.shape), kind, layer == head, layer in linear)
+            )
         if not any(e.kind == "parameter" for e in entries):
             raise ConfigError(
                 f"model {type(module).__name__} has no parameters to train; give it a layer with weights, such as "
                 "nn.Linear, or keep arrays as nn.Parameter in place of buffers"
             )
         order = ("parameter", "buffer", "counter")
-        return cls._packed(sorted(entries, key=lambda e: order.index(e.kind)), tied, constants)
+        return cls._packed(
+            sorted(entries, key=lambda e: order.index(e.kind)), tied, constants
+        )
 
     @classmethod
     def _packed(
-        cls, entries: Iterable[Entry], tied: Iterable[tuple[str, str]] = (), constants: Iterable[Constant] = ()
+        cls,
+        entries: Iterable[Entry],
+        tied: Iterable[tuple[str, str]] = (),
+        constants: Iterable[Constant] = (),
     ) -> Layout:
         """These arrays one after the other, each kind of vector filled from its start."""
         placed, ends = [], {"float": 0, "counter": 0}
@@ -151,13 +169,21 @@ class Layout:
         """Named values without constants, and with each tied weight once, under the name of its entry."""
         other = dict(self.tied)
         constants = {constant.name for constant in self.constants}
-        learned = {name: value for name, value in arrays.items() if name not in constants}
-        return {other.get(name, name): value for name, value in learned.items() if other.get(name) not in arrays}
+        learned = {
+            name: value for name, value in arrays.items() if name not in constants
+        }
+        return {
+            other.get(name, name): value
+            for name, value in learned.items()
+            if other.get(name) not in arrays
+        }
 
     def check_constants(self, arrays: Mapping[str, Any]) -> None:
         """Raises a PayloadError if named arrays that arrive would change a constant."""
         for constant in self.constants:
-            if constant.name in arrays and not constant.allows(np.asarray(arrays[constant.name])):
+            if constant.name in arrays and not constant.allows(
+                np.asarray(arrays[constant.name])
+            ):
                 raise PayloadError(
                     "constant",
                     f"{constant.name!r} is a constant of the network, and training has changed it; keep what training "
@@ -196,10 +222,16 @@ class Layout:
         unknown = sorted(names.keys() - {e.name for e in self.entries})
         if unknown:
             known = ", ".join(e.name for e in self.entries)
-            raise PayloadError("extra_parameter", f"unknown parameter {shown(unknown[0])}; the model has {known}")
+            raise PayloadError(
+                "extra_parameter",
+                f"unknown parameter {shown(unknown[0])}; the model has {known}",
+            )
         if len(names) == len(self.entries):
             return self
-        return self._packed((e for e in self.entries if e.name in names), (t for t in self.tied if t[1] in names))
+        return self._packed(
+            (e for e in self.entries if e.name in names),
+            (t for t in self.tied if t[1] in names),
+        )
 
     @cached_property
     def head(self) -> Layout:
@@ -217,7 +249,9 @@ class Layout:
 
     def join(self, *parts: Params) -> Params:
         """A whole model from parts that together have each of its arrays once."""
-        return self.pack({name: array for part in parts for name, array in part.arrays().items()})
+        return self.pack(
+            {name: array for part in parts for name, array in part.arrays().items()}
+        )
 
     def select(self, role: str | Sequence[str]) -> list[slice]:
         """The slices of the vector that hold some of the parameters (never buffers).
@@ -228,15 +262,21 @@ class Layout:
         parameters = [e for e in self.entries if e.kind == "parameter"]
         if isinstance(role, str):
             if role not in ROLES:
-                raise ConfigError(f"part of the model {role!r} should be one of {', '.join(ROLES)} or a list of names")
+                raise ConfigError(
+                    f"part of the model {role!r} should be one of {', '.join(ROLES)} or a list of names"
+                )
             chosen = [e for e in parameters if e.is_of(role)]
             if not chosen or (role == "backbone" and len(chosen) == len(parameters)):
-                raise ConfigError(f"the model has no {role!r} part: it needs a torch.nn.Linear layer and others")
+                raise ConfigError(
+                    f"the model has no {role!r} part: it needs a torch.nn.Linear layer and others"
+                )
         else:
             names = {e.name: e for e in parameters}
             unknown = [name for name in role if name not in names]
             if unknown or not role:
-                raise ConfigError(f"the model has no parameter {unknown[:1]}; it has {', '.join(names)}")
+                raise ConfigError(
+                    f"the model has no parameter {unknown[:1]}; it has {', '.join(names)}"
+                )
             chosen = [names[name] for name in role]
         return [e.slice for e in chosen]
 
@@ -257,22 +297,41 @@ class Layout:
         self.restricted(arrays.keys())
         missing = [name for name in names if name not in arrays]
         if missing and not allow_missing:
-            raise PayloadError("missing_parameter", f"parameter {missing[0]!r} is missing ({len(missing)} in all)")
+            raise PayloadError(
+                "missing_parameter",
+                f"parameter {missing[0]!r} is missing ({len(missing)} in all)",
+            )
         vector = np.zeros(self.size, np.float32)
         counters = np.zeros(self.counter_size, np.int64)
         for entry in (e for e in self.entries if e.name in arrays):
             array = np.asarray(arrays[entry.name])
             if array.dtype.kind not in "fiub":
-                raise PayloadError("dtype", f"parameter {entry.name!r} has dtype {array.dtype}, not a real number type")
+                raise PayloadError(
+                    "dtype",
+                    f"parameter {entry.name!r} has dtype {array.dtype}, not a real number type",
+                )
             if array.shape != entry.shape:
-                raise PayloadError("shape", f"parameter {entry.name!r} has shape {array.shape}, not {entry.shape}")
+                raise PayloadError(
+                    "shape",
+                    f"parameter {entry.name!r} has shape {array.shape}, not {entry.shape}",
+                )
             target = counters if entry.kind == "counter" else vector
-            if entry.kind == "counter" and (np.abs(array.astype(np.float64)) > LARGEST_COUNT).any():
-                raise PayloadError("counter", f"parameter {entry.name!r} holds a count beyond 2**53")
+            if (
+                entry.kind == "counter"
+                and (np.abs(array.astype(np.float64)) > LARGEST_COUNT).any()
+            ):
+                raise PayloadError(
+                    "counter", f"parameter {entry.name!r} holds a count beyond 2**53"
+                )
             with np.errstate(over="ignore", invalid="ignore"):
                 entry.view(target)[...] = array
-            if not np.isfinite(target[entry.slice]).all() or not np.isfinite(array).all():
-                raise PayloadError("non_finite", f"parameter {entry.name!r} holds NaN or infinity")
+            if (
+                not np.isfinite(target[entry.slice]).all()
+                or not np.isfinite(array).all()
+            ):
+                raise PayloadError(
+                    "non_finite", f"parameter {entry.name!r} holds NaN or infinity"
+                )
         present = np.array([name in arrays for name in names]) if missing else None
         return Params(self, vector, counters, present)
 
@@ -294,30 +353,48 @@ class Params:
     present: Array | None = None
 
     def __sub__(self, other: Params) -> Params:
-        return Params(self.layout, self.vector - other.vector, self.counters - other.counters, self.present)
+        return Params(
+            self.layout,
+            self.vector - other.vector,
+            self.counters - other.counters,
+            self.present,
+        )
 
     def __add__(self, other: Params) -> Params:
         present = other.present if self.present is None else self.present
-        return Params(self.layout, self.vector + other.vector, self.counters + other.counters, present)
+        return Params(
+            self.layout,
+            self.vector + other.vector,
+            self.counters + other.counters,
+            present,
+        )
 
     def without(self, names: Collection[str]) -> Params:
         """Of a difference: these arrays zero and missing, as if a filter had removed them."""
         vector, counters = self.vector.copy(), self.counters.copy()
         gone = np.array([e.name in names for e in self.layout.entries])
         for entry in (e for e in self.layout.entries if e.name in names):
-            if entry.kind == "counter" or len(vector):  # which is empty while the update is on disk
+            if entry.kind == "counter" or len(
+                vector
+            ):  # which is empty while the update is on disk
                 entry.view(counters if entry.kind == "counter" else vector)[...] = 0
         present = ~gone if self.present is None else self.present & ~gone
         return Params(self.layout, vector, counters, present)
 
     def arrays(self) -> dict[str, Array]:
         """The named arrays, views into the vectors."""
-        arrays = {e.name: e.view(self.counters if e.kind == "counter" else self.vector) for e in self.layout.entries}
+        arrays = {
+            e.name: e.view(self.counters if e.kind == "counter" else self.vector)
+            for e in self.layout.entries
+        }
         return {**arrays, **{name: arrays[entry] for name, entry in self.layout.tied}}
 
     def state(self) -> dict[str, Array]:
         """The named arrays and the network's constants, as a module's ``load_state_dict()`` wants them."""
-        return {**self.arrays(), **{constant.name: constant.array for constant in self.layout.constants}}
+        return {
+            **self.arrays(),
+            **{constant.name: constant.array for constant in self.layout.constants},
+        }
 
     def take(self, layout: Layout) -> Params:
         """A part of the model, with that part's layout; the model itself where the part is all of it."""
@@ -329,7 +406,9 @@ class Params:
     def part(self, role: str | Sequence[str]) -> Array:
         """Some of the parameters as one vector, float32, a view where they lie together; see `Layout.select`."""
         places = self.layout.select(role)
-        together = all(before.stop == after.start for before, after in itertools.pairwise(places))
+        together = all(
+            before.stop == after.start for before, after in itertools.pairwise(places)
+        )
         if together:
             return self.vector[places[0].start : places[-1].stop]
         return np.concatenate([self.vector[s] for s in places])
@@ -338,12 +417,19 @@ class Params:
 def _place(tensor: torch.Tensor) -> Any:
     """Equal for tensors that are one and the same weight: the same object, or the same memory seen the same way."""
     pointer = tensor.data_ptr() if tensor.numel() and not tensor.is_meta else 0
-    return (pointer, tensor.shape, tensor.stride(), tensor.dtype) if pointer else id(tensor)
+    return (
+        (pointer, tensor.shape, tensor.stride(), tensor.dtype)
+        if pointer
+        else id(tensor)
+    )
 
 
 def pieces(size: int, start: int = 0) -> Iterator[slice]:
     """The places of so many values from a first one on, few at a time: what is made of them fits into a cache."""
-    return (slice(at, min(at + PIECE, start + size)) for at in range(start, start + size, PIECE))
+    return (
+        slice(at, min(at + PIECE, start + size))
+        for at in range(start, start + size, PIECE)
+    )
 
 
 class WeightedMean:
@@ -364,10 +450,16 @@ class WeightedMean:
         present = params.present
         for i, place in self._places():
             if present is None or present[i]:
-                values = params.vector[place] if start is None else start.vector[place] + params.vector[place]
+                values = (
+                    params.vector[place]
+                    if start is None
+                    else start.vector[place] + params.vector[place]
+                )
                 self._sum[place] += np.multiply(values, weight, dtype=np.float64)
         self._weights += weight if present is None else weight * present
-        counters = params.counters if start is None else start.counters + params.counters
+        counters = (
+            params.counters if start is None else start.counters + params.counters
+        )
         self._counters = np.maximum(self._counters, counters)
 
     def _places(self) -> Iterator[tuple[int, slice]]:
@@ -383,11 +475,17 @@ class WeightedMean:
         vector = np.empty(self.layout.size, np.float32)
         for i, place in self._places():
             weight = self._weights[i]
-            vector[place] = self._sum[place] / weight if weight > 0 else otherwise.vector[place]
+            vector[place] = (
+                self._sum[place] / weight if weight > 0 else otherwise.vector[place]
+            )
         for entry in self.layout.entries:
-            if entry.kind == "buffer" and entry.name.endswith("running_var"):  # a privacy filter may add noise to it
+            if entry.kind == "buffer" and entry.name.endswith(
+                "running_var"
+            ):  # a privacy filter may add noise to it
                 vector[entry.slice] = np.maximum(vector[entry.slice], 0)
-        return Params(self.layout, vector, np.maximum(self._counters, otherwise.counters))
+        return Params(
+            self.layout, vector, np.maximum(self._counters, otherwise.counters)
+        )
 
 
 def weighted_mean(models: Iterable[tuple[Params, float]], otherwise: Params) -> Params:

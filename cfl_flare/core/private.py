@@ -20,7 +20,9 @@ from cfl_flare.core.params import Layout, Params
 if TYPE_CHECKING:
     import torch
 
-parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
+parser: Any = importlib.import_module(
+    "re._parser" if sys.version_info >= (3, 11) else "sre_parse"
+)
 
 # Layers by what they are, in place of a pattern of names, and how a message calls them.
 WORDS = {"norm": "normalisation layer", "bias": "bias", "head": "fully connected layer"}
@@ -51,9 +53,19 @@ class Division:
         if pattern is None:
             return cls(layout, layout)
         where = f"run: private = {pattern!r}"
-        stays, there = matching(module, pattern, where), ", ".join(e.name for e in layout.entries)
-        what = f"there is no {WORDS[pattern]}" if pattern in WORDS else "it matches nothing"
-        require(bool(stays), f"{where}: {what} in the model; name arrays of {there} by a regular expression")
+        stays, there = (
+            matching(module, pattern, where),
+            ", ".join(e.name for e in layout.entries),
+        )
+        what = (
+            f"there is no {WORDS[pattern]}"
+            if pattern in WORDS
+            else "it matches nothing"
+        )
+        require(
+            bool(stays),
+            f"{where}: {what} in the model; name arrays of {there} by a regular expression",
+        )
         left = [e.name for e in layout.entries if e.name not in stays]
         travels = any(e.kind == "parameter" and e.name in left for e in layout.entries)
         require(
@@ -73,7 +85,9 @@ class Division:
         names = [e.name for part in (model, private) for e in part.layout.entries]
         return self.layout.restricted(names).join(model, private)
 
-    def complete(self, first: Callable[[], Params]) -> Callable[[Params], Params] | None:
+    def complete(
+        self, first: Callable[[], Params]
+    ) -> Callable[[Params], Params] | None:
         """Adds what stays to models that travel, as in the run's ``first`` model; None where nothing stays."""
         if self.private is None:
             return None
@@ -81,7 +95,9 @@ class Division:
         return lambda model: self.joined(model, private)
 
 
-def matching(module: torch.nn.Module, pattern: str, where: str, words: bool = True) -> set[str]:
+def matching(
+    module: torch.nn.Module, pattern: str, where: str, words: bool = True
+) -> set[str]:
     """The arrays of a model that a word or a pattern names, each tied weight under the name of its entry.
 
     With ``words``, ``"norm"``, ``"bias"`` or ``"head"`` are the layers of that kind. Other patterns, and these where
@@ -92,13 +108,18 @@ def matching(module: torch.nn.Module, pattern: str, where: str, words: bool = Tr
     if names:
         return names
     compiled = bounded(pattern, layout.shapes, where)
-    return set(layout.untied({name: None for name in layout.shapes if compiled.search(name)}))
+    return set(
+        layout.untied({name: None for name in layout.shapes if compiled.search(name)})
+    )
 
 
 def bounded(pattern: str, names: Collection[str], where: str) -> re.Pattern[str]:
     """A job's regular expression, if searching the names by it takes few steps whatever they are."""
     try:
-        require(len(pattern) <= MOST_PATTERN, f"{where} has more than {MOST_PATTERN} characters; write a shorter one")
+        require(
+            len(pattern) <= MOST_PATTERN,
+            f"{where} has more than {MOST_PATTERN} characters; write a shorter one",
+        )
         compiled, longest = re.compile(pattern), max(map(len, names), default=0) + 1
         steps = len(names) * longest * _steps(parser.parse(pattern), longest)
     except (re.error, TypeError, OverflowError, RecursionError) as error:
@@ -133,11 +154,19 @@ def _of_kind(module: torch.nn.Module, layout: Layout, word: str) -> set[str]:
     if word == "head":
         return {e.name for e in layout.entries if e.head}
     if word == "bias":
-        return {e.name for e in layout.entries if e.kind == "parameter" and e.name.rpartition(".")[2] == "bias"}
+        return {
+            e.name
+            for e in layout.entries
+            if e.kind == "parameter" and e.name.rpartition(".")[2] == "bias"
+        }
     if word != "norm":
         return set()
     norms = {
-        name for name, layer in module.named_modules() if any(NORM.search(cls.__name__) for cls in type(layer).__mro__)
+        name
+        for name, layer in module.named_modules()
+        if any(NORM.search(cls.__name__) for cls in type(layer).__mro__)
     }
     live = live_state(module)
-    return {e.name for e in layout.entries if live[e.name][0].rpartition(".")[0] in norms}
+    return {
+        e.name for e in layout.entries if live[e.name][0].rpartition(".")[0] in norms
+    }

@@ -12,7 +12,10 @@ import numpy as np
 def derive(seed: int, *keys: str | int) -> int:
     """A 63-bit seed that depends only on the run's seed and the keys."""
     text = "\0".join([str(seed), *map(str, keys)])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    return (
+        int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+        >> 1
+    )
 
 
 def stream(seed: int, *keys: str | int) -> np.random.Generator:

@@ -25,7 +25,12 @@ from cfl_flare.core.errors import ConfigError
 T = TypeVar("T")
 # The key of a dataclass field's metadata that holds what is stated of the setting.
 SETTING = "setting"
-LIMITS = {"ge": (">=", operator.ge), "gt": (">", operator.gt), "le": ("<=", operator.le), "lt": ("<", operator.lt)}
+LIMITS = {
+    "ge": (">=", operator.ge),
+    "gt": (">", operator.gt),
+    "le": ("<=", operator.le),
+    "lt": ("<", operator.lt),
+}
 
 
 @dataclass(frozen=True)
@@ -38,14 +43,20 @@ class Bounds:
 
 SEED = Bounds("in 0..2**32 - 1", lambda value: 0 <= value < 2**32)
 SHARE_OR_COUNT = Bounds(
-    "a share in (0.0, 1.0] or a count >= 1", lambda value: 0 < value <= 1 if isinstance(value, float) else value >= 1
+    "a share in (0.0, 1.0] or a count >= 1",
+    lambda value: 0 < value <= 1 if isinstance(value, float) else value >= 1,
 )
 
 
 def each(text: str, hold: Callable[[Any], bool], fewest: int = 1) -> Bounds:
     """The bounds of a list of at least ``fewest`` values, of which each holds."""
     return Bounds(
-        text, lambda values: isinstance(values, (list, tuple)) and len(values) >= fewest and all(map(hold, values))
+        text,
+        lambda values: (
+            isinstance(values, (list, tuple))
+            and len(values) >= fewest
+            and all(map(hold, values))
+        ),
     )
 
 
@@ -90,7 +101,13 @@ def setting(
         bounds = Bounds(text, lambda value: value in choices)
     elif limits:
         bounds = _interval(limits)
-    stated = {"help": help, "bounds": bounds, "choices": choices, "name": name, "per_site": per_site}
+    stated = {
+        "help": help,
+        "bounds": bounds,
+        "choices": choices,
+        "name": name,
+        "per_site": per_site,
+    }
     return dataclasses.field(default=default, metadata={SETTING: stated})
 
 
@@ -100,7 +117,12 @@ def _interval(limits: Mapping[str, float]) -> Bounds:
     text = " and ".join(f"{sign} {limit}" for sign, _, limit in tests)
     if len(tests) == 2:
         text = f"in {'[' if 'ge' in limits else '('}{tests[0][2]}, {tests[1][2]}{']' if 'le' in limits else ')'}"
-    return Bounds(text, lambda value: math.isfinite(value) and all(test(value, limit) for _, test, limit in tests))
+    return Bounds(
+        text,
+        lambda value: (
+            math.isfinite(value) and all(test(value, limit) for _, test, limit in tests)
+        ),
+    )
 
 
 def settings_of(*classes: type) -> dict[str, Setting]:
@@ -112,11 +134,22 @@ def settings_of(*classes: type) -> dict[str, Setting]:
     for cls in classes:
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
-            parents = (parent.__dict__.get("__dataclass_fields__", {}).get(field.name) for parent in cls.__mro__)
-            stated = next((p.metadata[SETTING] for p in parents if p and SETTING in p.metadata), None)
+            parents = (
+                parent.__dict__.get("__dataclass_fields__", {}).get(field.name)
+                for parent in cls.__mro__
+            )
+            stated = next(
+                (p.metadata[SETTING] for p in parents if p and SETTING in p.metadata),
+                None,
+            )
             if stated is not None:
                 name = stated["name"] or field.name
-                facts = {**stated, "name": name, "field": field.name, "type": hints[field.name]}
+                facts = {
+                    **stated,
+                    "name": name,
+                    "field": field.name,
+                    "type": hints[field.name],
+                }
                 settings.setdefault(name, Setting(**facts, default=field.default))
     return settings
 
@@ -144,7 +177,9 @@ def check_types(instance: Any, where: str) -> None:
         if not _accepts(value, hints[field.name]):
             name = field.metadata.get(SETTING, {}).get("name") or field.name
             wanted = str(field.type).removeprefix("<class '").removesuffix("'>")
-            raise ConfigError(f"{where}: {name} = {value!r} should be {wanted}, not {type(value).__name__}")
+            raise ConfigError(
+                f"{where}: {name} = {value!r} should be {wanted}, not {type(value).__name__}"
+            )
 
 
 def check_settings(instance: Any, where: str) -> None:
@@ -152,12 +187,21 @@ def check_settings(instance: Any, where: str) -> None:
     for name, stated in settings_of(type(instance)).items():
         value = getattr(instance, stated.field)
         if stated.bounds is not None and value is not None:
-            wanted = stated.bounds.text + " or None" * (type(None) in typing.get_args(stated.type))
-            require(stated.bounds.hold(value), f"{where}: {name} = {value!r} should be {wanted}")
+            wanted = stated.bounds.text + " or None" * (
+                type(None) in typing.get_args(stated.type)
+            )
+            require(
+                stated.bounds.hold(value),
+                f"{where}: {name} = {value!r} should be {wanted}",
+            )
 
 
 def changed(instance: Any) -> list[str]:
-    return [name for name, s in settings_of(type(instance)).items() if getattr(instance, s.field) != s.default]
+    return [
+        name
+        for name, s in settings_of(type(instance)).items()
+        if getattr(instance, s.field) != s.default
+    ]
 
 
 def check_known(given: Iterable[str], classes: Iterable[type], where: str) -> None:
@@ -165,14 +209,22 @@ def check_known(given: Iterable[str], classes: Iterable[type], where: str) -> No
     known = {name for cls in classes for name in settings_of(cls)}
     for name in given:
         close = difflib.get_close_matches(name, known)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(sorted(known))}"
+        hint = (
+            f"did you mean {' or '.join(close)}?"
+            if close
+            else f"there are {', '.join(sorted(known))}"
+        )
         require(name in known, f"{where}: unknown setting {name!r}; {hint}")
 
 
 def pick(cls: type[T], given: Mapping[str, Any], where: str) -> T:
     """A dataclass from those of the given settings that are its, by the names that users write."""
     fields = {name: known.field for name, known in settings_of(cls).items()}
-    return from_dict(cls, {fields[name]: value for name, value in given.items() if name in fields}, where)
+    return from_dict(
+        cls,
+        {fields[name]: value for name, value in given.items() if name in fields},
+        where,
+    )
 
 
 def keep(component: Any, given: Mapping[str, Any], *classes: type) -> list[str]:
@@ -191,7 +243,11 @@ def keep(component: Any, given: Mapping[str, Any], *classes: type) -> list[str]:
 def from_attributes(cls: type[T], component: Any, where: str) -> T:
     """A dataclass from the attributes that `keep` made."""
     fields = [stated.field for stated in settings_of(cls).values()]
-    return from_dict(cls, {name: getattr(component, name) for name in fields if hasattr(component, name)}, where)
+    return from_dict(
+        cls,
+        {name: getattr(component, name) for name in fields if hasattr(component, name)},
+        where,
+    )
 
 
 def shows(*classes: type, as_fields: bool = False) -> Callable[[T], T]:
@@ -206,11 +262,22 @@ def shows(*classes: type, as_fields: bool = False) -> Callable[[T], T]:
 
     def decorate(function: T) -> T:
         signature = inspect.signature(function)  # type: ignore[arg-type]
-        parameters = {p.name: p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD}
+        parameters = {
+            p.name: p
+            for p in signature.parameters.values()
+            if p.kind is not p.VAR_KEYWORD
+        }
         for stated in settings_of(*classes).values():
             name = stated.field if as_fields else stated.name
-            default = inspect.Parameter.empty if stated.default is MISSING else stated.default
-            parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=stated.type)
+            default = (
+                inspect.Parameter.empty if stated.default is MISSING else stated.default
+            )
+            parameter = inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=stated.type,
+            )
             parameters.setdefault(name, parameter)
         function.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
         return function
@@ -229,10 +296,20 @@ def extends(base: Callable[..., None], *without: str) -> Callable[[T], T]:
     def decorate(function: T) -> T:
         signature = inspect.signature(function)  # type: ignore[arg-type]
         this, *added, _ = signature.parameters.values()
-        passed = [p for name, p in inspect.signature(base).parameters.items() if name not in (this.name, *without)]
-        required = [p for p in passed if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+        passed = [
+            p
+            for name, p in inspect.signature(base).parameters.items()
+            if name not in (this.name, *without)
+        ]
+        required = [
+            p
+            for p in passed
+            if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty
+        ]
         optional = [p for p in passed if p not in required]
-        function.__signature__ = signature.replace(parameters=[this, *required, *added, *optional])  # type: ignore[attr-defined]
+        function.__signature__ = signature.replace(
+            parameters=[this, *required, *added, *optional]
+        )  # type: ignore[attr-defined]
         return function
 
     return decorate

@@ -33,13 +33,20 @@ def capped(weights: Mapping[K, float], share: float) -> dict[K, float]:
     descending = sorted(weights.values(), reverse=True)
     for above in range(len(descending)):
         rest = sum(descending[above:])
-        most = share * rest / (1 - above * share) if above * share < 1 else descending[-1]
+        most = (
+            share * rest / (1 - above * share) if above * share < 1 else descending[-1]
+        )
         if descending[above] <= most:
-            return {name: min(weight, most) if above else weight for name, weight in weights.items()}
+            return {
+                name: min(weight, most) if above else weight
+                for name, weight in weights.items()
+            }
     return dict.fromkeys(weights, descending[-1])
 
 
-def bounded_weights(weights: Mapping[K, float], sites: Mapping[K, Hashable], share: float | None) -> dict[K, float]:
+def bounded_weights(
+    weights: Mapping[K, float], sites: Mapping[K, Hashable], share: float | None
+) -> dict[K, float]:
     """Weights, lowered where those of one site are more than a share of the sum.
 
     Args:
@@ -54,11 +61,18 @@ def bounded_weights(weights: Mapping[K, float], sites: Mapping[K, Hashable], sha
         return dict(weights)
     totals = sums_by(weights, sites)
     allowed = capped(totals, share)
-    factors = {site: allowed[site] / total if total else 1.0 for site, total in totals.items()}
-    return {name: weight * factors[sites.get(name, name)] for name, weight in weights.items()}
+    factors = {
+        site: allowed[site] / total if total else 1.0 for site, total in totals.items()
+    }
+    return {
+        name: weight * factors[sites.get(name, name)]
+        for name, weight in weights.items()
+    }
 
 
-def sums_by(weights: Mapping[K, float], sites: Mapping[K, Hashable]) -> dict[Hashable, float]:
+def sums_by(
+    weights: Mapping[K, float], sites: Mapping[K, Hashable]
+) -> dict[Hashable, float]:
     """Each site's sum of weights; what is not named is a site of its own."""
     totals: dict[Hashable, float] = {}
     for name, weight in weights.items():
@@ -102,7 +116,9 @@ def exposed(sums: Collection[Collection[str]], floor: int) -> set[frozenset[str]
     """
     classes: dict[tuple[bool, ...], list[str]] = {}
     for member in sorted(frozenset().union(*sums)):
-        classes.setdefault(tuple(member in members for members in sums), []).append(member)
+        classes.setdefault(tuple(member in members for members in sums), []).append(
+            member
+        )
     small = [i for i, members in enumerate(classes.values()) if len(members) < floor]
     if not small:
         return set()
@@ -120,6 +136,8 @@ def exposed(sums: Collection[Collection[str]], floor: int) -> set[frozenset[str]
             group = frozenset(name for i in chosen for name in names[i])
             if len(group) >= floor or any(known <= group for known in groups):
                 continue
-            if np.linalg.eigvalsh(projector[np.ix_(chosen, chosen)])[-1] > 1 - 1e-6:  # of 1: the sum follows exactly
+            if (
+                np.linalg.eigvalsh(projector[np.ix_(chosen, chosen)])[-1] > 1 - 1e-6
+            ):  # of 1: the sum follows exactly
                 groups.add(group)
     return groups

@@ -13,7 +13,16 @@ from types import FrameType
 import psutil
 
 # Ctrl-C, a batch system or `timeout`, a terminal that is closed, Ctrl-\\, and limits on time of a batch system.
-STOPS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGALRM")
+STOPS = (
+    "SIGINT",
+    "SIGTERM",
+    "SIGHUP",
+    "SIGQUIT",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGXCPU",
+    "SIGALRM",
+)
 # Times that processes are listed and suspended, until none has started another one meanwhile.
 LISTINGS = 10
 
@@ -50,7 +59,11 @@ def ending_children() -> Iterator[None]:
         raise KeyboardInterrupt  # FLARE stops waiting for its processes
 
     usual = {number: signal.getsignal(number) for number in _numbers()}
-    handled = [number for number, handler in usual.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
+    handled = [
+        number
+        for number, handler in usual.items()
+        if handler in (signal.SIG_DFL, signal.default_int_handler)
+    ]
     for number in handled:
         signal.signal(number, end)
     try:

@@ -29,9 +29,16 @@ def plain(text: str, limit: int = LIMIT) -> str:
     'two lines, \\x1b[31mred\\x1b[0m'
     """
     enough = text[: 2 * limit]
-    characters = (c if c.isprintable() or c.isspace() else c.encode("unicode_escape").decode() for c in enough)
+    characters = (
+        c if c.isprintable() or c.isspace() else c.encode("unicode_escape").decode()
+        for c in enough
+    )
     line = " ".join("".join(characters).split())
-    return line if len(line) <= limit and len(enough) == len(text) else line[: limit - 3] + "..."
+    return (
+        line
+        if len(line) <= limit and len(enough) == len(text)
+        else line[: limit - 3] + "..."
+    )
 
 
 def unique_names(texts: Iterable[str]) -> list[str]:
@@ -47,9 +54,20 @@ def unique_names(texts: Iterable[str]) -> list[str]:
     names: dict[str, str] = {}
     for text in texts:
         line = unicodedata.normalize("NFC", text[: 4 * NAME])
-        line = "".join(c if c.isalnum() or c in " ._-()+" or unicodedata.category(c)[0] == "M" else "_" for c in line)
+        line = "".join(
+            c
+            if c.isalnum() or c in " ._-()+" or unicodedata.category(c)[0] == "M"
+            else "_"
+            for c in line
+        )
         line = line.strip()[:NAME].strip() or "unnamed"
-        line = f"_{line[1:]}" if line[0] in ".-+" else f"_{line[: NAME - 1]}" if MODEL.match(line) else line
+        line = (
+            f"_{line[1:]}"
+            if line[0] in ".-+"
+            else f"_{line[: NAME - 1]}"
+            if MODEL.match(line)
+            else line
+        )
         name, number = line, 1
         while name.casefold() in names:
             number += 1

@@ -43,20 +43,44 @@ def agreed(sites: Mapping[str, Columns]) -> Columns:
     """
     require(bool(sites), "columns: no site's; name at least one file")
     first, model = next(iter(sites.items()))
-    by_site = {site: {c.column: c for c in columns.columns} for site, columns in sites.items()}
+    by_site = {
+        site: {c.column: c for c in columns.columns} for site, columns in sites.items()
+    }
     names = by_site[first]
     for site, theirs in by_site.items():
-        for name in (name for name in (*names, *theirs) if name not in names or name not in theirs):
+        for name in (
+            name
+            for name in (*names, *theirs)
+            if name not in names or name not in theirs
+        ):
             has, lacks = (first, site) if name in names else (site, first)
             way_out = "add it there, or let all sites leave it out"
-            raise ConfigError(f"columns: {shown(name)} is at {has} and not at {lacks}; {way_out}")
-    _check_equal(sites, ("label", "positive", "absent"), "columns")  # how a file is written is a site's own matter
-    merged = tuple(_together({site: columns[name] for site, columns in by_site.items()}) for name in names)
-    leave = tuple(dict.fromkeys(name for columns in sites.values() for name in columns.leave))
+            raise ConfigError(
+                f"columns: {shown(name)} is at {has} and not at {lacks}; {way_out}"
+            )
+    _check_equal(
+        sites, ("label", "positive", "absent"), "columns"
+    )  # how a file is written is a site's own matter
+    merged = tuple(
+        _together({site: columns[name] for site, columns in by_site.items()})
+        for name in names
+    )
+    leave = tuple(
+        dict.fromkeys(name for columns in sites.values() for name in columns.leave)
+    )
     by_class = {site: columns.classes for site, columns in sites.items()}
     _check_spellings(by_class, "columns: classes")
-    reading = {name: _in_common([getattr(columns, name) for columns in sites.values()]) for name in READING}
-    return replace(model, columns=merged, classes=_all_of([*by_class.values()]), leave=leave, **reading)
+    reading = {
+        name: _in_common([getattr(columns, name) for columns in sites.values()])
+        for name in READING
+    }
+    return replace(
+        model,
+        columns=merged,
+        classes=_all_of([*by_class.values()]),
+        leave=leave,
+        **reading,
+    )
 
 
 def _in_common(values: list[Any]) -> Any:
@@ -82,11 +106,15 @@ def describe_near(sites: Mapping[str, Columns]) -> list[str]:
     unnamed = [site for site, names in named.get("classes", {}).items() if not names]
     if unnamed and len(unnamed) < len(sites):
         reason = f"{plain(', '.join(unnamed))} names none: its labels are numbers from 0, or each has too few rows"
-        lines.append(f"classes: {reason}; run 'cfl-flare site check' there with the result")
+        lines.append(
+            f"classes: {reason}; run 'cfl-flare site check' there with the result"
+        )
     return lines
 
 
-def _describe_near_texts(name: str, by_site: Mapping[str, tuple[str, ...]]) -> list[str]:
+def _describe_near_texts(
+    name: str, by_site: Mapping[str, tuple[str, ...]]
+) -> list[str]:
     """Lines on texts that are spelled nearly alike, and that no site has both."""
     first: dict[str, str] = {}
     company: dict[str, set[str]] = {}
@@ -98,8 +126,12 @@ def _describe_near_texts(name: str, by_site: Mapping[str, tuple[str, ...]]) -> l
     for text, together in company.items():
         near = find_near(text, [other for other in first if other not in together])
         if near is not None and text < near:
-            both = f"{shown(text)} at {first[text]} may be {shown(near)} at {first[near]}"
-            lines.append(f"{name}: {both}; if they mean the same, write them in one way")
+            both = (
+                f"{shown(text)} at {first[text]} may be {shown(near)} at {first[near]}"
+            )
+            lines.append(
+                f"{name}: {both}; if they mean the same, write them in one way"
+            )
     return lines
 
 
@@ -147,10 +179,23 @@ def _together(sites: Mapping[str, Column]) -> Column:
         named = {site: column.categories for site, column in sites.items()}
         _check_spellings(named, where)
         categories = _all_of([*named.values()])
-        require(bool(categories), f"{where}: no site has a category of enough rows; let all sites leave it out")
+        require(
+            bool(categories),
+            f"{where}: no site has a category of enough rows; let all sites leave it out",
+        )
     mean, deviation = _scale(sites, where) if every[0].is_scaled else (None, None)
-    rows, missing = sum(column.rows for column in every), any(column.missing for column in every)
-    return replace(every[0], categories=categories, missing=missing, rows=rows, mean=mean, deviation=deviation)
+    rows, missing = (
+        sum(column.rows for column in every),
+        any(column.missing for column in every),
+    )
+    return replace(
+        every[0],
+        categories=categories,
+        missing=missing,
+        rows=rows,
+        mean=mean,
+        deviation=deviation,
+    )
 
 
 def _with_one_kind(sites: Mapping[str, Column]) -> Mapping[str, Column]:
@@ -166,12 +211,22 @@ def _with_one_kind(sites: Mapping[str, Column]) -> Mapping[str, Column]:
     if len(pairs) > 1 and not all(map(mean_the_same, pairs)):
         return sites  # which are refused, as a study's own order is not changed
     pair = _common_pair(pairs)
-    others = {text for column in sites.values() if column.kind == "category" for text in column.categories}
+    others = {
+        text
+        for column in sites.values()
+        if column.kind == "category"
+        for text in column.categories
+    }
     are_words = others <= {*pair}
     if all(map(mean_the_same, pairs)):
-        are_words = all(text.casefold() in {*FALSE_WORDS, *TRUE_WORDS} for text in others)
+        are_words = all(
+            text.casefold() in {*FALSE_WORDS, *TRUE_WORDS} for text in others
+        )
     if are_words:
-        return {site: replace(column, kind="boolean", categories=pair) for site, column in sites.items()}
+        return {
+            site: replace(column, kind="boolean", categories=pair)
+            for site, column in sites.items()
+        }
     return {site: replace(column, kind="category") for site, column in sites.items()}
 
 
@@ -183,7 +238,9 @@ def _common_pair(pairs: set[tuple[str, ...]]) -> tuple[str, ...]:
     return folded.pop() if len(folded) == 1 else ("no", "yes")
 
 
-def _scale(sites: Mapping[str, Column], where: str) -> tuple[float | None, float | None]:
+def _scale(
+    sites: Mapping[str, Column], where: str
+) -> tuple[float | None, float | None]:
     """The mean and the deviation of a column over all sites' rows, in which no file has the majority.
 
     Without an agreed range, a file is refused whose numbers are far from all others.
@@ -197,14 +254,27 @@ def _scale(sites: Mapping[str, Column], where: str) -> tuple[float | None, float
         others = [(m, d) for name, (_, m, d) in scales.items() if name != site]
         reach = FAR * max((d for _, d in others), default=0.0)
         near = min((abs(mean - m) for m, _ in others), default=0.0)
-        is_near = len(others) < 2 or not reach or sites[site].range is not None or max(near, deviation) <= reach
-        far = f"{site} has mean {mean:g} and deviation {deviation:g}, far from all others"
-        require(is_near, f"{where}: {far}; correct its file, or agree on a range in all files")
+        is_near = (
+            len(others) < 2
+            or not reach
+            or sites[site].range is not None
+            or max(near, deviation) <= reach
+        )
+        far = (
+            f"{site} has mean {mean:g} and deviation {deviation:g}, far from all others"
+        )
+        require(
+            is_near,
+            f"{where}: {far}; correct its file, or agree on a range in all files",
+        )
     if not scales:
         return None, None
     weights = {site: float(rows) for site, (rows, _, _) in scales.items()}
     weights = capped(weights, SHARE) if len(weights) > 2 else weights
-    return pooled((weights[site], mean, deviation) for site, (_, mean, deviation) in scales.items())
+    return pooled(
+        (weights[site], mean, deviation)
+        for site, (_, mean, deviation) in scales.items()
+    )
 
 
 def pooled(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float]:

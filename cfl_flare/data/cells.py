@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 LARGEST_WHOLE = 2**53
 
 
-def simplify_column(values: pd.Series, where: str) -> pd.Series | np.ndarray | list[str]:
+def simplify_column(
+    values: pd.Series, where: str
+) -> pd.Series | np.ndarray | list[str]:
     """Brings a column of any type to numbers, dates or texts.
 
     Args:
@@ -42,18 +44,29 @@ def simplify_column(values: pd.Series, where: str) -> pd.Series | np.ndarray | l
         amounts = values.to_numpy(np.float64, na_value=np.nan)
         if np.nanmax(np.abs(amounts), initial=0.0) < LARGEST_WHOLE:
             return amounts
-        return ["" if gap else str(int(value)) for value, gap in zip(values, values.isna())]
+        return [
+            "" if gap else str(int(value)) for value, gap in zip(values, values.isna())
+        ]
     if kind in "iuf":
         numpy_type = getattr(values.dtype, "numpy_dtype", values.dtype)
-        return values.to_numpy(numpy_type, na_value=np.nan) if kind == "f" else values.to_numpy(numpy_type)
+        return (
+            values.to_numpy(numpy_type, na_value=np.nan)
+            if kind == "f"
+            else values.to_numpy(numpy_type)
+        )
     if kind in "mc":
         what = "durations" if kind == "m" else "complex numbers"
-        raise DataError(f"{where}: holds {what}; write them as numbers, or leave the column out of the file")
+        raise DataError(
+            f"{where}: holds {what}; write them as numbers, or leave the column out of the file"
+        )
     cells = values.astype(object).tolist()
     if all(isinstance(cell, str) for cell in cells):  # as of a text file
         return [cell.strip() for cell in cells]
     missing = values.isna().to_numpy()
-    return ["" if gap else write_cell(value, row, where) for row, (value, gap) in enumerate(zip(cells, missing), 1)]
+    return [
+        "" if gap else write_cell(value, row, where)
+        for row, (value, gap) in enumerate(zip(cells, missing), 1)
+    ]
 
 
 def write_cell(value: Any, row: int, where: str) -> str:
@@ -87,6 +100,10 @@ def write_cell(value: Any, row: int, where: str) -> str:
         try:
             return value.decode().strip()
         except UnicodeDecodeError as error:
-            raise DataError(f"{where}: row {row} holds bytes that are no text; leave the column out") from error
+            raise DataError(
+                f"{where}: row {row} holds bytes that are no text; leave the column out"
+            ) from error
     what = f"{shown(value)}, a {type(value).__name__}"
-    raise DataError(f"{where}: row {row} holds {what}; a table has texts, numbers and dates: leave the column out")
+    raise DataError(
+        f"{where}: row {row} holds {what}; a table has texts, numbers and dates: leave the column out"
+    )

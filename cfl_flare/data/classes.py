@@ -138,9 +138,13 @@ def check_names(names: Sequence[str], where: str) -> None:
     for name in names:
         if not is_class_name(name):
             wanted = f"1 to {LONGEST_NAME} printable characters"
-            raise DataError(f"{where}: {shown(name)} is no name for a class: expected {wanted}; rename it")
+            raise DataError(
+                f"{where}: {shown(name)} is no name for a class: expected {wanted}; rename it"
+            )
     if len({*names}) < len(names):
-        raise DataError(f"{where}: two classes have one name among {list_names(names)}; rename one")
+        raise DataError(
+            f"{where}: two classes have one name among {list_names(names)}; rename one"
+        )
 
 
 def check_spelling(names: Sequence[str], where: str) -> None:
@@ -151,7 +155,9 @@ def check_spelling(names: Sequence[str], where: str) -> None:
         raise DataError(f"{where}: {both}; {way_out}")
 
 
-def number_words(labels: np.ndarray, classes: Sequence[str], where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def number_words(
+    labels: np.ndarray, classes: Sequence[str], where: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Numbers labels by their names.
 
     The words of a boolean are two classes, however they are spelled: yes, Yes and Y are one.
@@ -188,7 +194,9 @@ def refuse_name(name: str, classes: Sequence[str], where: str) -> str:
     reason = f"label {shown(name)} is none of the {len(classes)} classes that were agreed on ({list_names(classes)})"
     near = find_near(name, classes)
     if near is not None:
-        return f"{where}: {reason}; did you mean {shown(near)}? Write it in the same way"
+        return (
+            f"{where}: {reason}; did you mean {shown(near)}? Write it in the same way"
+        )
     return f"{where}: {reason}; correct it, leave its samples out, or add it to classes at all sites"
 
 
@@ -221,13 +229,17 @@ def name_codes(values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]] | None:
     return places.astype(np.int64), as_names(different.tolist())
 
 
-def _name_large_codes(values: np.ndarray, different: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]] | None:
+def _name_large_codes(
+    values: np.ndarray, different: np.ndarray
+) -> tuple[np.ndarray, tuple[str, ...]] | None:
     """Names codes that are too large to be class numbers; None for identifiers, of which nearly each is another one."""
     are_few = len(different) <= MOST_NAMES and len(different) <= len(values) / 2
     are_codes = len(different) == 2 or (are_few and values.dtype.kind in "iu")
     if not are_codes:
         return None
-    return np.searchsorted(different, values).astype(np.int64), as_names(different.tolist())
+    return np.searchsorted(different, values).astype(np.int64), as_names(
+        different.tolist()
+    )
 
 
 def close_gaps(numbers: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]] | None:
@@ -243,10 +255,14 @@ def close_gaps(numbers: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]] | None
         names.
     """
     different = np.unique(numbers)
-    has_no_gap = len(different) > 0 and different[0] == 0 and different[-1] == len(different) - 1
+    has_no_gap = (
+        len(different) > 0 and different[0] == 0 and different[-1] == len(different) - 1
+    )
     if not len(different) or has_no_gap or len(different) > MOST_NAMES:
         return None
-    if len(different) == 1 and different[0] <= 1:  # one class of two, of a set in which the other is missing
+    if (
+        len(different) == 1 and different[0] <= 1
+    ):  # one class of two, of a set in which the other is missing
         return None
     places = np.searchsorted(different, numbers)
     return places.astype(np.int64), as_names(different.tolist())
@@ -293,22 +309,33 @@ def describe_classes(names: Sequence[str], counts: Sequence[int]) -> list[str]:
     """
     lines = []
     if names:
-        listed = ", ".join(f"{number}: {plain(name, LONGEST_NAME)}" for number, name in enumerate(names[:FIRST_NAMES]))
+        listed = ", ".join(
+            f"{number}: {plain(name, LONGEST_NAME)}"
+            for number, name in enumerate(names[:FIRST_NAMES])
+        )
         more = f", ... ({len(names)} in all)" if len(names) > FIRST_NAMES else ""
         lines.append(f"classes by number: {listed}{more}")
-    empty = [names[c] if names else str(c) for c, count in enumerate(counts) if not count]
+    empty = [
+        names[c] if names else str(c) for c, count in enumerate(counts) if not count
+    ]
     if empty:
         lines.append(f"classes without a sample: {list_names(empty)}")
     if len(names) > MOST_FLOAT_CLASSES and len(names) > sum(counts) / 2:
-        lines.append(f"{len(names)} classes for {sum(counts)} samples: to predict numbers, set task to 'regression'")
+        lines.append(
+            f"{len(names)} classes for {sum(counts)} samples: to predict numbers, set task to 'regression'"
+        )
     gaps = list_gap_words(names)
     if gaps:
-        lines.append(f"class {list_names(gaps)} may mean that there is no label: if so, leave its samples out")
+        lines.append(
+            f"class {list_names(gaps)} may mean that there is no label: if so, leave its samples out"
+        )
     codes = numbers_of(names)
     if codes is not None and len(codes) > 2:
         steps = np.diff(codes)
         if steps[-1] > 10 * max(1.0, float(steps[:-1].max())):
-            lines.append(f"class {names[-1]} is far from the others: if it means that there is no label, leave it out")
+            lines.append(
+                f"class {names[-1]} is far from the others: if it means that there is no label, leave it out"
+            )
     return lines
 
 

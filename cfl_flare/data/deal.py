@@ -69,7 +69,9 @@ class Partition(ABC):
     random: ClassVar[bool] = True
     # Participants may have no test sample: they are trained and not measured.
     every: ClassVar[bool] = False
-    advice: ClassVar[str] = "take fewer participants, a milder rule or a lower min_samples"
+    advice: ClassVar[str] = (
+        "take fewer participants, a milder rule or a lower min_samples"
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, f"partition {self.name}")
@@ -85,15 +87,25 @@ class Partition(ABC):
 
     def check_each_has_one(self, groups: int, what: str, participants: int) -> None:
         """Raises a ConfigError if there are fewer participants than groups; ``what`` names the groups in it."""
-        self.require(groups <= participants, f"{what} need at least as many participants, not {participants}")
+        self.require(
+            groups <= participants,
+            f"{what} need at least as many participants, not {participants}",
+        )
 
     @classmethod
-    def require(cls, condition: bool, message: str, kind: Callable[[str], CFLError] = ConfigError) -> None:
+    def require(
+        cls,
+        condition: bool,
+        message: str,
+        kind: Callable[[str], CFLError] = ConfigError,
+    ) -> None:
         """As `cfl_flare.core.config.require`, with a message about this rule."""
         require(condition, f"partition {cls.name}: {message}", kind)
 
     @abstractmethod
-    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
+    def shares(
+        self, participants: int, pool: Pool, rng: np.random.Generator
+    ) -> np.ndarray | None:
         """The share of each class that each participant gets, ``(participants, classes)``.
 
         Columns sum to one, or to less where samples stay unused. None if the shares must be drawn again. A ConfigError
@@ -108,7 +120,9 @@ class Partition(ABC):
         """The true group of each participant as far as it is known before the draw, else None."""
         return [None] * participants
 
-    def truth_of(self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
+    def truth_of(
+        self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]
+    ) -> list[int | None]:
         """The true group of each participant after the draw.
 
         It follows from its training samples of each class, ``counts (participants, classes)``, and their indices
@@ -116,7 +130,9 @@ class Partition(ABC):
         """
         return self.truth(len(counts))
 
-    def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
+    def alter(
+        self, samples: Samples, group: int | None, classes: int, seed: int
+    ) -> Samples:
         """A participant's samples as the rule changes them; for rules that shift features or labels."""
         return samples
 
@@ -126,7 +142,9 @@ def rounded(shares: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
     No class exceeds its total; where a column of shares sums to one, its counts sum to the total.
     """
-    bounds = np.minimum(np.round(np.cumsum(shares, axis=0) * totals), totals).astype(np.int64)
+    bounds = np.minimum(np.round(np.cumsum(shares, axis=0) * totals), totals).astype(
+        np.int64
+    )
     return np.diff(bounds, axis=0, prepend=0)
 
 
@@ -157,7 +175,9 @@ def apportioned(counts: np.ndarray, size: int) -> np.ndarray:
     return cut + (rank < size - cut.sum(axis=1, keepdims=True))
 
 
-def filled(odds: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
+def filled(
+    odds: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.random.Generator
+) -> np.ndarray | None:
     """Draws each participant's labels from its own distribution, without replacement.
 
     All draw at once. If a class is drawn more often than it has samples, chance decides who gets them. The others draw
@@ -180,7 +200,9 @@ def filled(odds: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.rand
             return None
         # A participant that draws no more gets a distribution all the same: the first class.
         first = np.eye(1, odds.shape[1]).repeat(len(odds), axis=0)
-        drawn = rng.multinomial(need, np.divide(open_odds, mass, out=first, where=mass > 0))
+        drawn = rng.multinomial(
+            need, np.divide(open_odds, mass, out=first, where=mass > 0)
+        )
         for c in np.flatnonzero(drawn.sum(axis=0) > left):
             drawn[:, c] = rng.multivariate_hypergeometric(drawn[:, c], left[c])
         counts += drawn
@@ -188,7 +210,9 @@ def filled(odds: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.rand
     return counts
 
 
-def deal(stratum: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def deal(
+    stratum: np.ndarray, counts: np.ndarray, rng: np.random.Generator
+) -> list[np.ndarray]:
     """Draws the indices of each participant's samples from strata ``(n,)``, by counts ``(participants, classes)``."""
     parts: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
     for c in np.flatnonzero(counts.any(axis=0)):
@@ -200,18 +224,34 @@ def deal(stratum: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> l
     return [np.sort(np.concatenate([nothing, *part])) for part in parts]
 
 
-def split(counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def split(
+    counts: np.ndarray, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Draws which of each participant's samples it is tested on: a fifth of them, rounded, and at least one.
 
     Returns its training and its test samples of each class, which add up to ``counts (participants, classes)``.
     """
     sizes = counts.sum(axis=1)
-    test_sizes = np.clip(np.round(TEST_SHARE * sizes).astype(np.int64), 1, sizes)  # none where there is none
-    tests = np.stack([rng.multivariate_hypergeometric(row, size) for row, size in zip(counts, test_sizes)])
+    test_sizes = np.clip(
+        np.round(TEST_SHARE * sizes).astype(np.int64), 1, sizes
+    )  # none where there is none
+    tests = np.stack(
+        [
+            rng.multivariate_hypergeometric(row, size)
+            for row, size in zip(counts, test_sizes)
+        ]
+    )
     return counts - tests, tests
 
 
-def dealt(train: Samples, test: Samples, rule: Partition, participants: int, seed: int, min_samples: int) -> Deal:
+def dealt(
+    train: Samples,
+    test: Samples,
+    rule: Partition,
+    participants: int,
+    seed: int,
+    min_samples: int,
+) -> Deal:
     """Deals training and test samples by a rule's shares, redrawn until no participant has too few.
 
     Each participant gets at least ``min_samples`` training samples and one test sample; a DataError if no draw gives
@@ -220,7 +260,9 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
     rule.check(participants)
     stratum, test_stratum = rule.strata(train, test)
     classes = int(max(stratum.max(), test_stratum.max())) + 1
-    totals, test_totals = (np.bincount(part, minlength=classes) for part in (stratum, test_stratum))
+    totals, test_totals = (
+        np.bincount(part, minlength=classes) for part in (stratum, test_stratum)
+    )
     if rule.pooled:
         every = totals + test_totals
         test_totals = np.round(TEST_SHARE * every).astype(np.int64)
@@ -228,7 +270,10 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
     pool = Pool(totals, test_totals, min_samples)
     fewest, draws = 0, 1000 if rule.random else 1
     attempts = list(range(draws))
-    for to_counts in (rounded, evened):  # in this order, so that evening out changes only what needs it
+    for to_counts in (
+        rounded,
+        evened,
+    ):  # in this order, so that evening out changes only what needs it
         for attempt in attempts.copy():
             rng = stream(seed, "partition", attempt)
             shares = rule.shares(participants, pool, rng)
@@ -238,38 +283,68 @@ def dealt(train: Samples, test: Samples, rule: Partition, participants: int, see
             if rule.pooled:
                 counts, tests = split(to_counts(shares, totals + test_totals), rng)
             else:
-                counts, tests = to_counts(shares, totals), to_counts(shares, test_totals)
-            smallest, smallest_test = int(counts.sum(axis=1).min()), int(tests.sum(axis=1).min())
+                counts, tests = (
+                    to_counts(shares, totals),
+                    to_counts(shares, test_totals),
+                )
+            smallest, smallest_test = (
+                int(counts.sum(axis=1).min()),
+                int(tests.sum(axis=1).min()),
+            )
             if smallest < min_samples or (smallest_test < 1 and not rule.every):
                 fewest = max(fewest, smallest)
                 continue
             if rule.equal_tests:
                 tests = apportioned(tests, smallest_test)
             if rule.pooled:
-                parts = deal(np.concatenate((stratum, test_stratum)), np.concatenate((counts, tests)), rng)
+                parts = deal(
+                    np.concatenate((stratum, test_stratum)),
+                    np.concatenate((counts, tests)),
+                    rng,
+                )
             else:
-                parts = deal(stratum, counts, rng) + [len(train) + part for part in deal(test_stratum, tests, rng)]
+                parts = deal(stratum, counts, rng) + [
+                    len(train) + part for part in deal(test_stratum, tests, rng)
+                ]
             train_parts, test_parts = parts[:participants], parts[participants:]
-            return Deal(train_parts, test_parts, rule.truth_of(counts, train, train_parts))
+            return Deal(
+                train_parts, test_parts, rule.truth_of(counts, train, train_parts)
+            )
     wanted = f"{min_samples} training samples and 1 test sample (best: {fewest})"
     none = f"no draw of {draws} gave each of {participants} participants {wanted}"
     raise DataError(f"partition {rule.name}: {none}; {rule.advice}")
 
 
 def dealt_by_patient(
-    train: Samples, test: Samples, rule: Partition, participants: int, seed: int, min_samples: int
+    train: Samples,
+    test: Samples,
+    rule: Partition,
+    participants: int,
+    seed: int,
+    min_samples: int,
 ) -> Deal:
     """As `dealt`, of patients instead of samples, each by the label of the first: all samples of one stay together."""
     rows: list[np.ndarray] = []  # of each patient
 
     def heads(samples: Samples, offset: int) -> Samples:
-        _, first, number = np.unique(np.asarray(samples.patient), return_index=True, return_inverse=True)
+        _, first, number = np.unique(
+            np.asarray(samples.patient), return_index=True, return_inverse=True
+        )
         order = np.argsort(number, kind="stable")
-        rows.extend(np.split(offset + order, np.flatnonzero(np.diff(number[order])) + 1) if len(order) else [])
+        rows.extend(
+            np.split(offset + order, np.flatnonzero(np.diff(number[order])) + 1)
+            if len(order)
+            else []
+        )
         return replace(samples.take(first), patient=None)
 
     def expanded(parts: list[np.ndarray]) -> list[np.ndarray]:
-        return [np.sort(np.concatenate([rows[patient] for patient in part])) for part in parts]
+        return [
+            np.sort(np.concatenate([rows[patient] for patient in part]))
+            for part in parts
+        ]
 
-    deal = dealt(heads(train, 0), heads(test, len(train)), rule, participants, seed, min_samples)
+    deal = dealt(
+        heads(train, 0), heads(test, len(train)), rule, participants, seed, min_samples
+    )
     return Deal(expanded(deal.train), expanded(deal.test), deal.truth)

@@ -49,19 +49,33 @@ MOST_SHOWN = 200
 
 def gaps(frame: pd.DataFrame, columns: Columns) -> list[str]:
     """Lines on columns that have no value at all, and on the shares of missing values of the others."""
-    shares = {c.column: float(texts(frame[c.column]).isna().mean()) for c in columns.columns}
+    shares = {
+        c.column: float(texts(frame[c.column]).isna().mean()) for c in columns.columns
+    }
     empty = [name for name, share in shares.items() if share == 1]
-    some = [f"{name} {max(1, round(100 * share))} %" for name, share in shares.items() if 0 < share < 1]
-    lines = [f"no row has a value: {', '.join(empty)}; look at the file, and at absent"] if empty else []
+    some = [
+        f"{name} {max(1, round(100 * share))} %"
+        for name, share in shares.items()
+        if 0 < share < 1
+    ]
+    lines = (
+        [f"no row has a value: {', '.join(empty)}; look at the file, and at absent"]
+        if empty
+        else []
+    )
     return [*lines, f"missing values: {', '.join(some)}"] if some else lines
 
 
-def check_columns(frame: pd.DataFrame, columns: Columns, where: str, known: Collection[str]) -> None:
+def check_columns(
+    frame: pd.DataFrame, columns: Columns, where: str, known: Collection[str]
+) -> None:
     """Raises a ColumnsError if a table lacks a column of those agreed on, or has one that is not even ``known``."""
     for column in columns.columns:
         if column.column not in frame:
             name, there = shown(column.column), names_of(frame)
-            raise ColumnsError(f"{where}: no column {name}, which the sites agreed on; it has {there}; add it")
+            raise ColumnsError(
+                f"{where}: no column {name}, which the sites agreed on; it has {there}; add it"
+            )
     expected = {c.column for c in columns.columns} | {*columns.leave, *known}
     new = [name for name in frame if name not in expected and not is_unnamed(name)]
     if new:
@@ -74,7 +88,9 @@ def names_of(frame: pd.DataFrame) -> str:
     return plain(", ".join(map(str, frame)))
 
 
-def encoded(frame: pd.DataFrame, columns: Columns, where: str) -> tuple[np.ndarray, dict[str, int]]:
+def encoded(
+    frame: pd.DataFrame, columns: Columns, where: str
+) -> tuple[np.ndarray, dict[str, int]]:
     """The features of a table, not yet filled up or scaled.
 
     A category that is none of those agreed on has 0 in all its features.
@@ -84,13 +100,21 @@ def encoded(frame: pd.DataFrame, columns: Columns, where: str) -> tuple[np.ndarr
     """
     width = sum(len(column.categories) + 2 for column in columns.columns)
     try:
-        check_memory(2 * 8 * len(frame) * width, f"{where}: {len(frame)} rows of {width:,} features")
+        check_memory(
+            2 * 8 * len(frame) * width,
+            f"{where}: {len(frame)} rows of {width:,} features",
+        )
     except FileError as error:
         raise DataError(str(error)) from error
     numeric = {name for name, dtype in frame.dtypes.items() if dtype.kind in "iuf"}
 
     def is_plain(column: Column) -> bool:  # the values are the feature, as they are
-        return column.kind == "number" and column.range is None and not column.missing and column.column in numeric
+        return (
+            column.kind == "number"
+            and column.range is None
+            and not column.missing
+            and column.column in numeric
+        )
 
     blocks, others = [], {}
     for simple, run in groupby(columns.columns, is_plain):
@@ -98,14 +122,18 @@ def encoded(frame: pd.DataFrame, columns: Columns, where: str) -> tuple[np.ndarr
             blocks.append(frame[[column.column for column in run]].to_numpy(np.float64))
             continue
         for column in run:
-            block, unknown = _block(frame[column.column], column, f"{where}: column {shown(column.column)}")
+            block, unknown = _block(
+                frame[column.column], column, f"{where}: column {shown(column.column)}"
+            )
             blocks.append(block)
             others[column.column] = unknown
     x = np.concatenate(blocks, axis=1)
     if np.isinf(x).any():
         row, place = np.argwhere(np.isinf(x))[0]
         name = shown(columns.features[place])
-        raise DataError(f"{where}: column {name}: row {frame.index[row] + 1} is infinite; fix it or leave the row out")
+        raise DataError(
+            f"{where}: column {name}: row {frame.index[row] + 1} is infinite; fix it or leave the row out"
+        )
     return x, {name: rows for name, rows in others.items() if rows}
 
 
@@ -125,9 +153,13 @@ def _block(values: pd.Series, column: Column, where: str) -> tuple[np.ndarray, i
     if column.range is not None and not column.categories and len(outside):
         value = f"row {values.index[outside[0]] + 1} holds {values.iloc[outside[0]]}"
         others = f"{len(outside)} of {len(block)} rows are not in {low:g} to {high:g}"
-        raise DataError(f"{where}: {value}, and {others}; look at the unit, and correct them or the range")
+        raise DataError(
+            f"{where}: {value}, and {others}; look at the unit, and correct them or the range"
+        )
     if column.missing:
-        block = np.concatenate((block, np.isnan(block[:, :1]).astype(np.float64)), axis=1)
+        block = np.concatenate(
+            (block, np.isnan(block[:, :1]).astype(np.float64)), axis=1
+        )
     return block, unknown
 
 
@@ -136,8 +168,12 @@ def _read_amounts(values: pd.Series, column: Column, where: str) -> np.ndarray:
     if column.unit != PERCENT and has_percentages(values):
         example = shown(values.dropna().iloc[0])
         unit = shown(column.unit)
-        wanted = f"write numbers without it, or agree on the unit {PERCENT!r} at all sites"
-        raise DataError(f"{where}: holds {example}, where the unit that the sites agreed on is {unit}; {wanted}")
+        wanted = (
+            f"write numbers without it, or agree on the unit {PERCENT!r} at all sites"
+        )
+        raise DataError(
+            f"{where}: holds {example}, where the unit that the sites agreed on is {unit}; {wanted}"
+        )
     return numbers(values, where)[:, None]
 
 
@@ -150,17 +186,23 @@ def _read_booleans(values: pd.Series, column: Column, where: str) -> np.ndarray:
         no, yes = map(shown, column.categories)
         reason = f"row {wrong.index[0] + 1} holds {shown(wrong.iloc[0])}, which is neither {no} nor {yes}"
         others = f"{len(wrong)} of {len(written)} rows do"
-        raise DataError(f"{where}: {reason}, and {others}; {_suggest_replacement(wrong.iloc[0], column.categories)}")
+        raise DataError(
+            f"{where}: {reason}, and {others}; {_suggest_replacement(wrong.iloc[0], column.categories)}"
+        )
     return block.to_numpy(np.float64)[:, None]
 
 
-def _read_categories(values: pd.Series, column: Column, where: str) -> tuple[np.ndarray, int]:
+def _read_categories(
+    values: pd.Series, column: Column, where: str
+) -> tuple[np.ndarray, int]:
     """Categories ``(n, categories)``, or places in an order ``(n, 1)``; and how many rows have an unknown one.
 
     A text that differs from a category in its spelling only is no other category: it is refused.
     """
     written = texts(values)
-    places = written.map({category: place for place, category in enumerate(column.categories)})
+    places = written.map(
+        {category: place for place, category in enumerate(column.categories)}
+    )
     index = places.to_numpy(np.float64, na_value=np.nan)
     absent = written.isna().to_numpy()
     others = written[np.isnan(index) & ~absent]
@@ -168,7 +210,9 @@ def _read_categories(values: pd.Series, column: Column, where: str) -> tuple[np.
         same = find_same(str(text), column.categories)
         if same is not None:
             reason = f"{rows} of {len(written)} rows hold {shown(text)}, where the sites agreed on {shown(same)}"
-            raise DataError(f"{where}: {reason}; {_suggest_replacement(str(text), column.categories)}")
+            raise DataError(
+                f"{where}: {reason}; {_suggest_replacement(str(text), column.categories)}"
+            )
     if column.kind == "ordinal":
         return index[:, None], len(others)
     block = (index[:, None] == np.arange(len(column.categories))).astype(np.float64)
@@ -197,9 +241,13 @@ def count_unknown(frame: pd.DataFrame, columns: Columns) -> dict[str, dict[str, 
     for column in columns.columns:
         if column.kind in ("category", "ordinal"):
             written = texts(frame[column.column])
-            counts = written[written.notna() & ~written.isin(column.categories)].value_counts()
+            counts = written[
+                written.notna() & ~written.isin(column.categories)
+            ].value_counts()
             if len(counts):
-                found[column.column] = {str(text): int(rows) for text, rows in counts.items()}
+                found[column.column] = {
+                    str(text): int(rows) for text, rows in counts.items()
+                }
     return found
 
 
@@ -211,10 +259,15 @@ def describe_unknown(frame: pd.DataFrame, columns: Columns) -> list[str]:
         rows = sum(counts.values())
         listed = ", ".join(map(shown, [*counts][:FIRST_ROWS]))
         advice = "agree on it at all sites, or set replace"
-        near = [f"{shown(text)} may be {shown(other)}" for text, other in list_near(counts, known[name]).items()]
+        near = [
+            f"{shown(text)} may be {shown(other)}"
+            for text, other in list_near(counts, known[name]).items()
+        ]
         if near:
             advice = f"{', '.join(near[:FIRST_ROWS])}: write it so, or set replace"
-        lines.append(f"{name}: {rows} rows have a category that no other site named ({listed}); {advice}")
+        lines.append(
+            f"{name}: {rows} rows have a category that no other site named ({listed}); {advice}"
+        )
     return lines
 
 
@@ -236,11 +289,15 @@ def counted(frame: pd.DataFrame, column: str, patient: str | None = None) -> pd.
     """How many rows have each text of a column; with the column of patients, how many patients."""
     values = texts(frame[column])
     if patient is not None:
-        values = values[~texts(frame[patient]).to_frame("patient").assign(text=values).duplicated()]
+        values = values[
+            ~texts(frame[patient]).to_frame("patient").assign(text=values).duplicated()
+        ]
     return values.value_counts()
 
 
-def shared(columns: Columns, frame: pd.DataFrame, fewest: int, patient: str | None = None) -> Columns:
+def shared(
+    columns: Columns, frame: pd.DataFrame, fewest: int, patient: str | None = None
+) -> Columns:
     """Inferred columns as others may see them: with the categories that at least ``fewest`` rows, or patients, have.
 
     A column without any value has no kind: other sites know it.
@@ -252,7 +309,12 @@ def shared(columns: Columns, frame: pd.DataFrame, fewest: int, patient: str | No
         if column.kind != "category":
             return column
         counts = counted(frame, column.column, patient)
-        return replace(column, categories=tuple(c for c in column.categories if counts.get(c, 0) >= fewest))
+        return replace(
+            column,
+            categories=tuple(
+                c for c in column.categories if counts.get(c, 0) >= fewest
+            ),
+        )
 
     return replace(columns, columns=tuple(map(of, columns.columns)))
 
@@ -266,7 +328,9 @@ class Outcomes:
     names: tuple[str, ...] = ()
 
 
-def outcomes(frame: pd.DataFrame, path: Path, columns: Columns, event: str | None, leave: bool) -> Outcomes:
+def outcomes(
+    frame: pd.DataFrame, path: Path, columns: Columns, event: str | None, leave: bool
+) -> Outcomes:
     """The labels of a table: classes, numbers to predict, or times if there is a column of events.
 
     With ``leave``, rows without a label are left out, and otherwise refused.
@@ -283,24 +347,37 @@ def outcomes(frame: pd.DataFrame, path: Path, columns: Columns, event: str | Non
     labels = labels[rows]
     if len(missing := np.flatnonzero(texts(labels).isna())):
         reason = f"row {labels.index[missing[0]] + 1} has no {'label' if event is None else 'time'}"
-        raise DataError(f"{where}: {reason}; fill it in, leave the row out, or set unlabelled=leave")
+        raise DataError(
+            f"{where}: {reason}; fill it in, leave the row out, or set unlabelled=leave"
+        )
     if event is not None:
         events = _events(frame[event][rows], f"{path}: column {event!r}")
         times = _times(labels, where, columns.zero_times)
         rows[rows] = positive_times = times > 0
         return Outcomes(np.stack((times, events), axis=1)[positive_times], rows)
     if columns.positive is not None:
-        return Outcomes((numbers(labels, where) > columns.positive).astype(np.int64), rows)
+        return Outcomes(
+            (numbers(labels, where) > columns.positive).astype(np.int64), rows
+        )
     if columns.classes:
         y, names = number_words(texts(labels).to_numpy(), columns.classes, where)
         return Outcomes(y, rows, names)
     y, names = _classes_or_numbers(simplify_labels(labels), where)
-    if y.dtype.kind == "f" and not rows.all() and (y == np.floor(y)).all() and y.min() >= 0:
-        y = y.astype(np.int64)  # class numbers are floats in a column where other rows have no label
+    if (
+        y.dtype.kind == "f"
+        and not rows.all()
+        and (y == np.floor(y)).all()
+        and y.min() >= 0
+    ):
+        y = y.astype(
+            np.int64
+        )  # class numbers are floats in a column where other rows have no label
     return Outcomes(y, rows, names)
 
 
-def _classes_or_numbers(values: pd.Series, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def _classes_or_numbers(
+    values: pd.Series, where: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Words as class numbers with the classes' names, numbers as they are: `reading.read` tells which are classes."""
     if values.dtype.kind in "iub":
         return values.to_numpy(np.int64), ()
@@ -313,7 +390,9 @@ def _classes_or_numbers(values: pd.Series, where: str) -> tuple[np.ndarray, tupl
     are_numbers = [number_of(text) is not None for text in different]
     if all(are_numbers) or (any(are_numbers) and _has_decimals(written)):
         amounts = numbers(written, where)
-        is_whole = bool((amounts == np.floor(amounts)).all()) and not _has_decimals(written)
+        is_whole = bool((amounts == np.floor(amounts)).all()) and not _has_decimals(
+            written
+        )
         return amounts.astype(np.int64) if is_whole else amounts, ()
     return number_words(written.to_numpy(), (), where)
 
@@ -327,14 +406,22 @@ def _check_words(written: pd.Series, different: list[str], where: str) -> None:
     hint = explain_texts(written)
     if hint:
         raise DataError(f"{where}: {hint}")
-    if len(different) > max(FEW_CLASSES, len(written) / 2) and number_of(different[0]) is None:
+    if (
+        len(different) > max(FEW_CLASSES, len(written) / 2)
+        and number_of(different[0]) is None
+    ):
         reason = f"holds {len(different)} different texts in {len(written)} rows, too many for classes"
-        raise DataError(f"{where}: {reason}; name another column as the label, or write numbers to predict as numbers")
+        raise DataError(
+            f"{where}: {reason}; name another column as the label, or write numbers to predict as numbers"
+        )
 
 
 def _has_decimals(written: pd.Series) -> bool:
     """Whether a column of text holds numbers with decimals, so that other text in it is a mistake."""
-    return any(number_of(text) is not None and not text.lstrip("+-").isdigit() for text in written.unique())
+    return any(
+        number_of(text) is not None and not text.lstrip("+-").isdigit()
+        for text in written.unique()
+    )
 
 
 def _times(values: pd.Series, where: str, zero_times: str | None) -> np.ndarray:
@@ -344,7 +431,9 @@ def _times(values: pd.Series, where: str, zero_times: str | None) -> np.ndarray:
         times = np.where(times == 0, times[times > 0].min() / 2, times)
     wrong = np.flatnonzero(times <= 0)
     if len(wrong) == len(times) or (len(wrong) and zero_times != "leave"):
-        rows = ", ".join(str(values.index[i] + 1) for i in wrong[:FIRST_ROWS]) + ", ..." * (len(wrong) > FIRST_ROWS)
+        rows = ", ".join(
+            str(values.index[i] + 1) for i in wrong[:FIRST_ROWS]
+        ) + ", ..." * (len(wrong) > FIRST_ROWS)
         raise DataError(
             f"{where}: {len(wrong)} of {len(times)} rows have a time that is not above 0 (rows {rows}); correct them, "
             "or set zero_times=leave to leave them out, or zero_times=shift to set those of 0 to half of the smallest"
@@ -357,7 +446,13 @@ def _events(values: pd.Series, where: str) -> np.ndarray:
     written, events = texts(values), number_events(values)
     wrong = np.flatnonzero(events.isna())
     if len(wrong):
-        value = "no value" if written.iloc[wrong[0]] is None else repr(written.iloc[wrong[0]])
+        value = (
+            "no value"
+            if written.iloc[wrong[0]] is None
+            else repr(written.iloc[wrong[0]])
+        )
         way_out = "write 1 where the event happened, 0 where the row was censored"
-        raise DataError(f"{where}: row {values.index[wrong[0]] + 1} holds {value}; {way_out}")
+        raise DataError(
+            f"{where}: row {values.index[wrong[0]] + 1} holds {value}; {way_out}"
+        )
     return events.to_numpy(np.float64)

@@ -37,7 +37,9 @@ class FEMNIST(NamedSource):
     public: ClassVar[bool] = True
     folder: ClassVar[str] = "femnist"
 
-    root: str | None = setting(None, help="folder that holds the folder femnist; default $CFL_DATA_ROOT")
+    root: str | None = setting(
+        None, help="folder that holds the folder femnist; default $CFL_DATA_ROOT"
+    )
 
     @property
     def usual_partition(self) -> Mapping[str, Any]:
@@ -46,7 +48,10 @@ class FEMNIST(NamedSource):
     def load(self) -> tuple[Samples, Samples]:
         where = "data femnist"
         folder = find_root(self.root, where) / self.folder
-        splits = tuple(read_leaf(authorised(folder / split, where), where) for split in ("train", "test"))
+        splits = tuple(
+            read_leaf(authorised(folder / split, where), where)
+            for split in ("train", "test")
+        )
         return checked(splits, where)
 
 
@@ -63,7 +68,11 @@ def read_leaf(folder: Path, where: str) -> Samples:
     Raises:
         DataError: there is no such file, or one is not as LEAF writes it.
     """
-    files = [path for path in entries(folder, where) if path.suffix == ".json"] if folder.is_dir() else []
+    files = (
+        [path for path in entries(folder, where) if path.suffix == ".json"]
+        if folder.is_dir()
+        else []
+    )
     if not files:
         raise DataError(
             f"{where}: {folder} has no .json files: expected those that LEAF's preprocess.sh wrote\n"
@@ -77,7 +86,9 @@ def read_leaf(folder: Path, where: str) -> Samples:
             images.append(x)
             labels.append(y)
             writers.append(np.full(len(y), writer))
-    return Samples(np.concatenate(images), np.concatenate(labels), np.concatenate(writers))
+    return Samples(
+        np.concatenate(images), np.concatenate(labels), np.concatenate(writers)
+    )
 
 
 def read_users(path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
@@ -89,12 +100,17 @@ def read_users(path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
     try:
         content = json.loads(path.read_bytes())
         user_data = content["user_data"]
-        users = [(str(user), read_user(user_data[user], f"{path}: user {shown(user)}")) for user in content["users"]]
+        users = [
+            (str(user), read_user(user_data[user], f"{path}: user {shown(user)}"))
+            for user in content["users"]
+        ]
     except DataError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{path}: it is not a file of LEAF ({one_line(error)})"
-        raise DataError(f"{reason}: expected the keys users and user_data\nhint: write it by preprocess.sh") from error
+        raise DataError(
+            f"{reason}: expected the keys users and user_data\nhint: write it by preprocess.sh"
+        ) from error
     return [(user, x, y) for user, (x, y) in users if len(y) > 0]
 
 
@@ -107,11 +123,19 @@ def read_user(content: Mapping[str, Any], where: str) -> tuple[np.ndarray, np.nd
     x = np.asarray(content["x"], np.float64).reshape(-1, SIDE * SIDE)
     y = np.asarray(content["y"])
     if len(x) != len(y):
-        raise DataError(f"{where}: {len(x)} images and {len(y)} labels: expected a label for each image")
+        raise DataError(
+            f"{where}: {len(x)} images and {len(y)} labels: expected a label for each image"
+        )
     if len(y) == 0:
         return np.zeros((0, 1, SIDE, SIDE), np.uint8), np.zeros(0, np.int64)
     if not (x.min() >= 0 and x.max() <= 1):
-        raise DataError(f"{where}: pixels from {x.min():g} to {x.max():g} are invalid: expected 0 to 1")
+        raise DataError(
+            f"{where}: pixels from {x.min():g} to {x.max():g} are invalid: expected 0 to 1"
+        )
     if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= CLASSES:
-        raise DataError(f"{where}: labels are invalid: expected classes from 0 to {CLASSES - 1}")
-    return np.rint(x * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE), y.astype(np.int64)
+        raise DataError(
+            f"{where}: labels are invalid: expected classes from 0 to {CLASSES - 1}"
+        )
+    return np.rint(x * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE), y.astype(
+        np.int64
+    )

@@ -27,7 +27,15 @@ ROOT = "CFL_DATA_ROOT"
 # compressed further.
 MOST_UNPACKED = 256 * 2**20
 MOST_PACKING = 100
-ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, SyntaxError, KeyError)
+ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    NotImplementedError,
+    RuntimeError,
+    SyntaxError,
+    KeyError,
+)
 
 # Folders in which the paths that a job names must lie; None where jobs are the operator's own, as in a simulation.
 _roots: ContextVar[Sequence[Path] | None] = ContextVar("roots")
@@ -43,7 +51,9 @@ def read_nothing() -> None:
 @contextmanager
 def reading_within(roots: Sequence[str | Path] | None) -> Iterator[None]:
     """Limits what `authorised` lets pass to these folders; None lifts the limit, for paths that the operator names."""
-    token = _roots.set(None if roots is None else [Path(root).resolve() for root in roots])
+    token = _roots.set(
+        None if roots is None else [Path(root).resolve() for root in roots]
+    )
     try:
         yield
     finally:
@@ -104,7 +114,9 @@ def find(path: str, where: str, folder: bool | None = False) -> Path:
     if not candidates:
         raise refused[0]
     for candidate in candidates:
-        if (os.path.isdir(candidate) and folder is not False) or (os.path.isfile(candidate) and not folder):
+        if (os.path.isdir(candidate) and folder is not False) or (
+            os.path.isfile(candidate) and not folder
+        ):
             return candidate
     if tried[0].is_absolute():
         hint = "name one that exists"
@@ -112,7 +124,9 @@ def find(path: str, where: str, folder: bool | None = False) -> Path:
         hint = f"{'' if root else f'{ROOT} is not set; set it to the folder that it is in, or '}give its whole path"
     what = {True: "folder", False: "file", None: "file or folder"}[folder]
     places = ", ".join(plain(str(place), 500) for place in tried)
-    raise MissingDataError(f"{where}: path = {path!r} is not a {what}; tried {places}; {hint}")
+    raise MissingDataError(
+        f"{where}: path = {path!r} is not a {what}; tried {places}; {hint}"
+    )
 
 
 def find_root(root: str | None, where: str, writes: bool = False) -> Path:
@@ -123,25 +137,35 @@ def find_root(root: str | None, where: str, writes: bool = False) -> Path:
     """
     given = root or os.environ.get(ROOT)
     if not given:
-        raise DataError(f"{where}: nowhere to look: root is not given and {ROOT} is not set; set one of them")
+        raise DataError(
+            f"{where}: nowhere to look: root is not given and {ROOT} is not set; set one of them"
+        )
     folder = authorised(Path(root) if root else expanded(given), where)
     if not folder.is_dir():
-        raise DataError(f"{where}: {'root' if root else ROOT} = {given!r} is not a folder; looked in {folder}")
+        raise DataError(
+            f"{where}: {'root' if root else ROOT} = {given!r} is not a folder; looked in {folder}"
+        )
     if writes and _roots.get(_usual_roots) is not None:
-        raise PathError(f"{where}: download = True: a job may read {folder}, but not write to it; leave download out")
+        raise PathError(
+            f"{where}: download = True: a job may read {folder}, but not write to it; leave download out"
+        )
     return folder
 
 
 def entries(folder: Path, where: str) -> list[Path]:
     """What is in a folder, sorted by name, without hidden files; a link is `authorised` as the job's own paths are."""
-    visible = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    visible = sorted(
+        entry for entry in folder.iterdir() if not entry.name.startswith(".")
+    )
     for entry in visible:
         if _roots.get(_usual_roots) is not None and entry.is_symlink():
             authorised(entry, where)
     return visible
 
 
-def read_npz(path: Path, required: Sequence[str] | None = None, optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
+def read_npz(
+    path: Path, required: Sequence[str] | None = None, optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
     """Reads arrays of an npz file; none is unpickled, or read before its size is bounded.
 
     Args:
@@ -164,32 +188,55 @@ def read_npz(path: Path, required: Sequence[str] | None = None, optional: Sequen
         raise DataError(str(error)) from error
     except (OSError, ValueError, EOFError, *ZIP_ERRORS) as error:
         # numpy takes everything it does not know for a pickle
-        reason = one_line(error) if zipfile.is_zipfile(path) else "not an archive of arrays"
+        reason = (
+            one_line(error) if zipfile.is_zipfile(path) else "not an archive of arrays"
+        )
         problem = f"cannot be read as an npz file without pickled objects ({reason})"
-        raise DataError(f"{path}: {problem}; save arrays of numbers with np.savez") from error
+        raise DataError(
+            f"{path}: {problem}; save arrays of numbers with np.savez"
+        ) from error
 
 
 def _arrays(
-    path: Path, file: BinaryIO, required: Sequence[str] | None, optional: Sequence[str] = ()
+    path: Path,
+    file: BinaryIO,
+    required: Sequence[str] | None,
+    optional: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
     if file.read(6) == b"\x93NUMPY":
-        raise DataError(f"{path}: is a single array, not an npz file; save it with np.savez")
+        raise DataError(
+            f"{path}: is a single array, not an npz file; save it with np.savez"
+        )
     with zipfile.ZipFile(file) as archive:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        names = list(members) if required is None else [*required, *(name for name in optional if name in members)]
+        members = {
+            info.filename.removesuffix(".npy"): info for info in archive.infolist()
+        }
+        names = (
+            list(members)
+            if required is None
+            else [*required, *(name for name in optional if name in members)]
+        )
         for name in names:
             if name not in members:
-                raise DataError(f"{path}: no array {name!r}; it has {', '.join(members) or 'none'}")
-        total = sum(_declared(archive, members[name], f"{path}: {name!r}") for name in names)
+                raise DataError(
+                    f"{path}: no array {name!r}; it has {', '.join(members) or 'none'}"
+                )
+        total = sum(
+            _declared(archive, members[name], f"{path}: {name!r}") for name in names
+        )
         if total > MOST_UNPACKED + MOST_PACKING * os.fstat(file.fileno()).st_size:
             reason = f"its arrays would have {total:,} bytes, which no images in a file of this size have"
-            raise DataError(f"{path}: {reason}; save them without compression, with np.savez")
+            raise DataError(
+                f"{path}: {reason}; save them without compression, with np.savez"
+            )
         check_memory(total, str(path))
         arrays = {}
         for name in names:
             with archive.open(members[name]) as member:
                 array = np.lib.format.read_array(member, allow_pickle=False)
-            arrays[name] = np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+            arrays[name] = (
+                np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+            )
         return arrays
 
 
@@ -199,12 +246,20 @@ def _declared(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> in
         try:
             version = np.lib.format.read_magic(member)
         except ValueError as error:
-            raise DataError(f"{where} is not an array; save the file with np.savez") from error
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            raise DataError(
+                f"{where} is not an array; save the file with np.savez"
+            ) from error
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
         shape, _, dtype = read(member)
         if dtype.hasobject:
             raise ValueError(f"{info.filename} holds objects")
         nbytes = math.prod(shape) * dtype.itemsize
         if min(shape, default=0) < 0 or nbytes != info.file_size - member.tell():
-            raise DataError(f"{where} has shape {shape} and {info.file_size:,} bytes; save the file again")
+            raise DataError(
+                f"{where} has shape {shape} and {info.file_size:,} bytes; save the file again"
+            )
         return nbytes

@@ -24,9 +24,20 @@ from cfl_flare.core.errors import DataError, FileError
 from cfl_flare.core.files import check_memory, open_regular
 from cfl_flare.core.text import shown
 from cfl_flare.data.cells import simplify_column, write_cell
-from cfl_flare.data.hints import DAY_OR_MONTH_FIRST, SPACES, explain_points, name_setting
+from cfl_flare.data.hints import (
+    DAY_OR_MONTH_FIRST,
+    SPACES,
+    explain_points,
+    name_setting,
+)
 from cfl_flare.data.reading import SEPARATORS, Reading
-from cfl_flare.data.table_files import IN_MEMORY, is_table_name, read_typed, type_of, unpack
+from cfl_flare.data.table_files import (
+    IN_MEMORY,
+    is_table_name,
+    read_typed,
+    type_of,
+    unpack,
+)
 from cfl_flare.data.values import are_percentages, has_codes, parse_numbers
 
 if TYPE_CHECKING:
@@ -83,24 +94,42 @@ def read_frame(
             else:
                 check_memory(IN_MEMORY * os.fstat(file.fileno()).st_size, str(path))
                 frame = read_typed(path, kind, file.read())
-        frame.columns = _name_columns(path, [str(name).strip() for name in frame.columns])
+        frame.columns = _name_columns(
+            path, [str(name).strip() for name in frame.columns]
+        )
         return _settle_columns(path, frame, absent, reading, {*as_text})
     except DataError:
         raise
     except FileError as error:
         raise DataError(str(error)) from error
-    except (OSError, EOFError, UnicodeError, zlib.error, csv.Error, LZMAError, BadZipFile) as error:
+    except (
+        OSError,
+        EOFError,
+        UnicodeError,
+        zlib.error,
+        csv.Error,
+        LZMAError,
+        BadZipFile,
+    ) as error:
         encoding = (reading.encoding or "utf-8").upper()
         is_encoding = isinstance(error, UnicodeError)
-        way_out = f"; {name_setting('encoding', 'cp1252')} if it was written on Windows" if is_encoding else ""
-        raise DataError(f"{path}: cannot be read as a CSV file in {encoding}: {error}{way_out}") from error
+        way_out = (
+            f"; {name_setting('encoding', 'cp1252')} if it was written on Windows"
+            if is_encoding
+            else ""
+        )
+        raise DataError(
+            f"{path}: cannot be read as a CSV file in {encoding}: {error}{way_out}"
+        ) from error
 
 
 def _check_marks(path: Path, reading: Reading) -> None:
     if reading.thousands_mark == reading.decimal_mark:
         both = f"thousands = {reading.thousands!r} is the decimal mark as well"
         other = "comma" if reading.thousands_mark == "." else "point"
-        raise DataError(f"{path}: {both}; {name_setting('decimal', other)}, or leave thousands out")
+        raise DataError(
+            f"{path}: {both}; {name_setting('decimal', other)}, or leave thousands out"
+        )
 
 
 def _name_columns(path: Path, names: Sequence[str]) -> list[str]:
@@ -109,21 +138,30 @@ def _name_columns(path: Path, names: Sequence[str]) -> list[str]:
     named: list[str] = []
     for place, name in enumerate(names):
         new = name or f"Unnamed: {place}"
-        while not name and (new in names or new in named):  # pandas wrote the table twice
+        while not name and (
+            new in names or new in named
+        ):  # pandas wrote the table twice
             new += ".1"
         named.append(new)
     return named
 
 
-def _read_text(path: Path, content: bytes, names: Sequence[str], reading: Reading) -> pd.DataFrame:
+def _read_text(
+    path: Path, content: bytes, names: Sequence[str], reading: Reading
+) -> pd.DataFrame:
     """Reads all values of a text file as they are written."""
     import pandas as pd
 
     check_memory(IN_MEMORY * len(content), str(path))
     start = content[:100]
-    has_zeros = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or start.count(0) > len(start) / 4
+    has_zeros = (
+        content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        or start.count(0) > len(start) / 4
+    )
     if reading.encoding is None and has_zeros:
-        raise DataError(f"{path}: is no UTF-8, but looks like UTF-16; {name_setting('encoding', 'utf-16')}")
+        raise DataError(
+            f"{path}: is no UTF-8, but looks like UTF-16; {name_setting('encoding', 'utf-16')}"
+        )
     text = content.decode(reading.encoding or "utf-8").removeprefix("\ufeff")
     sep = reading.separator(path)
     if named := re.match(r"sep=(.)\r?\n", text):  # as Excel writes it
@@ -146,7 +184,11 @@ def _read_text(path: Path, content: bytes, names: Sequence[str], reading: Readin
 
 
 def _settle_columns(
-    path: Path, frame: pd.DataFrame, absent: Sequence[str], reading: Reading, as_text: set[str]
+    path: Path,
+    frame: pd.DataFrame,
+    absent: Sequence[str],
+    reading: Reading,
+    as_text: set[str],
 ) -> pd.DataFrame:
     """Makes numbers, dates or texts of all columns."""
     import pandas as pd
@@ -158,7 +200,10 @@ def _settle_columns(
         where = f"{path}: column {shown(name)}"
         values = simplify_column(frame.iloc[:, place], where)
         if isinstance(values, np.ndarray) and _has_replacements(values, reading):
-            values = ["" if np.isnan(value) else write_cell(value, row, where) for row, value in enumerate(values, 1)]
+            values = [
+                "" if np.isnan(value) else write_cell(value, row, where)
+                for row, value in enumerate(values, 1)
+            ]
         if isinstance(values, list):
             cells = _replace_texts(values, reading, where, name in as_text)
             values = _settle_texts(cells, {*absent}, absent_numbers, name in as_text)
@@ -188,7 +233,9 @@ def _has_replacements(values: np.ndarray, reading: Reading) -> bool:
     return bool(np.isin(values, amounts[~np.isnan(amounts)]).any())
 
 
-def _replace_texts(cells: list[str], reading: Reading, where: str, as_text: bool) -> list[str]:
+def _replace_texts(
+    cells: list[str], reading: Reading, where: str, as_text: bool
+) -> list[str]:
     """Texts as they would be with decimal points, ISO dates, and without what is to be replaced."""
     if not as_text:
         cells = _write_points(cells, reading, where)
@@ -221,7 +268,10 @@ def _write_points(cells: list[str], reading: Reading, where: str) -> list[str]:
         if local.fullmatch(cell):
             bare = _join_thousands(cell, thousands) if thousands else cell
             written[cell] = bare.replace(decimal, ".")
-        elif cell and ((thousands and looks_local.fullmatch(cell)) or not np.isnan(parse_numbers([cell])[0])):
+        elif cell and (
+            (thousands and looks_local.fullmatch(cell))
+            or not np.isnan(parse_numbers([cell])[0])
+        ):
             others.setdefault(cell, row)
     if others and sum(cell in written or cell in others for cell in cells) > there / 2:
         cell, row = next(iter(others.items()))
@@ -231,7 +281,9 @@ def _write_points(cells: list[str], reading: Reading, where: str) -> list[str]:
             marks += f", and a {_name_mark(thousands)} stands before each three digits"
         else:
             way_out = f"write numbers without points, or {name_setting('thousands', 'point')} if they are thousands"
-        raise DataError(f"{where}: row {row} holds {shown(cell)}, where {marks}; {way_out}")
+        raise DataError(
+            f"{where}: row {row} holds {shown(cell)}, where {marks}; {way_out}"
+        )
     return [written.get(cell, cell) for cell in cells]
 
 
@@ -254,15 +306,21 @@ def _write_dates(cells: list[str], dayfirst: bool, where: str) -> list[str]:
         if found is None:
             continue
         first, second, year, rest = found.groups()
-        day, month = (int(first), int(second)) if dayfirst else (int(second), int(first))
+        day, month = (
+            (int(first), int(second)) if dayfirst else (int(second), int(first))
+        )
         if month > 12 or day > 31:
             reason = f"row {row} holds {shown(cell)}, whose {'month' if dayfirst else 'day'} is not first"
-            raise DataError(f"{where}: {reason}; {name_setting('dayfirst', 'False' if dayfirst else 'True')}")
+            raise DataError(
+                f"{where}: {reason}; {name_setting('dayfirst', 'False' if dayfirst else 'True')}"
+            )
         written[cell] = f"{year}-{month:02d}-{day:02d}{rest}"
     return [written.get(cell, cell) for cell in cells] if written else cells
 
 
-def _settle_texts(cells: list[str], absent: set[str], absent_numbers: np.ndarray, as_text: bool) -> np.ndarray:
+def _settle_texts(
+    cells: list[str], absent: set[str], absent_numbers: np.ndarray, as_text: bool
+) -> np.ndarray:
     """A column of text: numbers if all its values are numbers, and else text, NaN where there is none."""
     if absent:
         cells = _remove_texts(cells, absent, absent_numbers)
@@ -274,16 +332,24 @@ def _settle_texts(cells: list[str], absent: set[str], absent_numbers: np.ndarray
     return np.array([cell or np.nan for cell in cells], dtype=object)
 
 
-def _remove_texts(cells: list[str], absent: set[str], absent_numbers: np.ndarray) -> list[str]:
+def _remove_texts(
+    cells: list[str], absent: set[str], absent_numbers: np.ndarray
+) -> list[str]:
     missing = {*absent}
     if len(absent_numbers):
         different = sorted({cell for cell in cells if cell})
         are_absent = np.isin(parse_numbers(different), absent_numbers)
-        missing |= {text for text, gone in zip(different, are_absent) if gone and not has_codes([text])}
+        missing |= {
+            text
+            for text, gone in zip(different, are_absent)
+            if gone and not has_codes([text])
+        }
     return ["" if cell in missing else cell for cell in cells]
 
 
-def _place_numbers(cells: list[str], there: list[str], amounts: np.ndarray) -> np.ndarray:
+def _place_numbers(
+    cells: list[str], there: list[str], amounts: np.ndarray
+) -> np.ndarray:
     """Numbers at their rows: whole ones as int64 if all rows have one, else float64 with NaN."""
     if len(there) < len(cells):
         values = np.full(len(cells), np.nan)
@@ -299,7 +365,9 @@ def _place_numbers(cells: list[str], there: list[str], amounts: np.ndarray) -> n
 # ---- The line of names ----
 
 
-def _read_header(path: Path, text: str, names: Sequence[str], reading: Reading, sep: str) -> tuple[list[str], bool]:
+def _read_header(
+    path: Path, text: str, names: Sequence[str], reading: Reading, sep: str
+) -> tuple[list[str], bool]:
     """The columns' names, and whether the first line has them.
 
     Pandas would rename two of one name, and fill up rows that are too short.
@@ -320,13 +388,19 @@ def _read_header(path: Path, text: str, names: Sequence[str], reading: Reading, 
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
             way_out = advice or _suggest_repair(first, row)
-            raise DataError(f"{path}: row {number} has {len(row)} values, {what}; {way_out}")
+            raise DataError(
+                f"{path}: row {number} has {len(row)} values, {what}; {way_out}"
+            )
     if not number:
-        raise DataError(f"{path}: no rows; a table has a line of column names and one line per sample")
+        raise DataError(
+            f"{path}: no rows; a table has a line of column names and one line per sample"
+        )
     return header, is_there
 
 
-def _suggest_separator(path: Path, text: str, first: Sequence[str], reading: Reading, sep: str) -> str:
+def _suggest_separator(
+    path: Path, text: str, first: Sequence[str], reading: Reading, sep: str
+) -> str:
     """How to set another separator if the first line has more of it; a DataError if it has no other value."""
     if reading.sep is not None:
         return ""
@@ -338,7 +412,9 @@ def _suggest_separator(path: Path, text: str, first: Sequence[str], reading: Rea
     way_out = name_setting("sep", names[other])
     if len(first) == 1:
         times = f"{line.count(other)} times a {names[other]}"
-        raise DataError(f"{path}: its first line has no {names.get(sep, sep)}, but {times}; {way_out}")
+        raise DataError(
+            f"{path}: its first line has no {names.get(sep, sep)}, but {times}; {way_out}"
+        )
     return way_out
 
 
@@ -355,4 +431,6 @@ def _suggest_repair(first: Sequence[str], row: Sequence[str]) -> str:
 
 def _check_unique(path: Path, names: Iterable[str]) -> None:
     if repeated := [name for name, times in Counter(names).items() if times > 1]:
-        raise DataError(f"{path}: two columns are called {shown(repeated[0])}; rename one")
+        raise DataError(
+            f"{path}: two columns are called {shown(repeated[0])}; rename one"
+        )

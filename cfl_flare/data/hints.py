@@ -22,9 +22,13 @@ WITH_POINT = r"[+-]?\d*\.\d+"
 SPACES = " '\u00a0\u2009\u2019\u202f"
 GROUPED = rf"[+-]?\d{{1,3}}([{SPACES}]\d{{3}})+(\.\d+)?"
 DECIMAL_COMMA = rf"[+-]?(\d*|\d{{1,3}}([{SPACES}]\d{{3}})+),\d+"
-COMMA_THOUSANDS = r"[+-]?(0|[1-9]\d{0,2})(,\d{2,3})*,\d{3}(\.\d+)?"  # also 1,23,456 as in India
+COMMA_THOUSANDS = (
+    r"[+-]?(0|[1-9]\d{0,2})(,\d{2,3})*,\d{3}(\.\d+)?"  # also 1,23,456 as in India
+)
 # Commas that are between thousands beyond doubt.
-SURE_THOUSANDS = r"[+-]?[1-9]\d{0,2}(,\d{2,3})+,\d{3}(\.\d+)?|[+-]?[1-9]\d{0,2}(,\d{3})+\.\d+"
+SURE_THOUSANDS = (
+    r"[+-]?[1-9]\d{0,2}(,\d{2,3})+,\d{3}(\.\d+)?|[+-]?[1-9]\d{0,2}(,\d{3})+\.\d+"
+)
 # Points that are between thousands beyond doubt.
 POINT_THOUSANDS = r"[+-]?[1-9]\d{0,2}((\.\d{3}){2,}(,\d+)?|(\.\d{3})+,\d+)"
 DAY_OR_MONTH_FIRST = r"(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?=$|\D)"
@@ -41,7 +45,20 @@ THREE_DECIMALS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
 WITH_UNIT = r"[$€£¥]?\s*[+-]?\d+([.,]\d+)*\s*[^\d\s]{1,20}|[$€£¥]\s*[+-]?\d+([.,]\d+)*"
 TWO_NUMBERS = r"\d+([.,]\d+)?\s*[/x×-]\s*\d+([.,]\d+)?"
 # Texts that most often mean that a value is missing, in small letters.
-GAP_WORDS = {"na", "n/a", "#n/a", "n.a.", "nan", "null", "missing", "not available", "?", ".", "--", "'--"}
+GAP_WORDS = {
+    "na",
+    "n/a",
+    "#n/a",
+    "n.a.",
+    "nan",
+    "null",
+    "missing",
+    "not available",
+    "?",
+    ".",
+    "--",
+    "'--",
+}
 # A hint names this many texts.
 FIRST_TEXTS = 8
 
@@ -128,7 +145,12 @@ def explain_texts(values: pd.Series) -> str:
     odd = sample[~sample.str.fullmatch(f"{PLAIN}|{GROUPED}") & ~are_gap_words(sample)]
     if not len(odd):
         return ""
-    for explain in (_explain_commas, _explain_dates, _explain_bounds, _explain_percentages):
+    for explain in (
+        _explain_commas,
+        _explain_dates,
+        _explain_bounds,
+        _explain_percentages,
+    ):
         reason = explain(sample, odd)
         if reason:
             return reason
@@ -160,10 +182,17 @@ def _explain_commas(sample: pd.Series, odd: pd.Series) -> str:
     grouped = alike.str.fullmatch(COMMA_THOUSANDS)
     decimal = name_setting("decimal", "comma")
     thousands = name_setting("thousands", "comma")
-    are_sure = alike.str.fullmatch(SURE_THOUSANDS).any() or sample.str.fullmatch(WITH_POINT).any()
+    are_sure = (
+        alike.str.fullmatch(SURE_THOUSANDS).any()
+        or sample.str.fullmatch(WITH_POINT).any()
+    )
     if not grouped.any() or not (grouped.all() or are_sure):
         example = shown(alike[~grouped].iloc[0])
-        read = f", which reads {shown(alike[grouped].iloc[0])} as a decimal number" if grouped.any() else ""
+        read = (
+            f", which reads {shown(alike[grouped].iloc[0])} as a decimal number"
+            if grouped.any()
+            else ""
+        )
         return f"holds numbers with a decimal comma, such as {example}; {decimal}{read}"
     example = alike[grouped].iloc[0]
     if not grouped.all():
@@ -187,10 +216,15 @@ def _explain_dates(sample: pd.Series, odd: pd.Series) -> str:
     if alike is not None:
         return f"holds dates of a year with two digits, such as {shown(alike.iloc[0])}; write them like 1996-12-31"
     alike = _most(odd, f"{MONTH_NAME}|{YEAR_FIRST}")
-    is_date = alike is not None and (alike.str.fullmatch(A_MONTH) | alike.str.fullmatch(YEAR_FIRST)).all()
+    is_date = (
+        alike is not None
+        and (alike.str.fullmatch(A_MONTH) | alike.str.fullmatch(YEAR_FIRST)).all()
+    )
     is_iso = alike is not None and alike.str.fullmatch(r"\d{4}-\d\d-\d\d(\D.*)?").any()
     if alike is not None and is_date and not is_iso:
-        return f"holds dates, such as {shown(alike.iloc[0])}; write them like 1996-12-31"
+        return (
+            f"holds dates, such as {shown(alike.iloc[0])}; write them like 1996-12-31"
+        )
     return ""
 
 
@@ -205,9 +239,14 @@ def _explain_bounds(sample: pd.Series, odd: pd.Series) -> str:
     example = str(alike.iloc[0])
     row = int(alike.index[0]) + 1
     reason = f"row {row} holds {example!r}, a bound and no number, as {len(alike)} of {len(sample)} values are"
-    replaced = ", ".join(f'"{text}": {suggest_number(text)}' for text in islice(alike.unique(), FIRST_TEXTS))
+    replaced = ", ".join(
+        f'"{text}": {suggest_number(text)}'
+        for text in islice(alike.unique(), FIRST_TEXTS)
+    )
     way_out = f"set replace={{{replaced}}} to read it as a number, or {name_list('absent', alike.unique())} to"
-    return f"{reason}; {way_out} take it for missing; both may stand in the columns' file"
+    return (
+        f"{reason}; {way_out} take it for missing; both may stand in the columns' file"
+    )
 
 
 def suggest_number(bound: str) -> str:

@@ -53,7 +53,10 @@ def silently() -> Iterator[None]:
 
 
 def decoded(
-    files: Sequence[Any], label: Callable[[int], str], size: tuple[int, int] | None = None, channels: int | None = None
+    files: Sequence[Any],
+    label: Callable[[int], str],
+    size: tuple[int, int] | None = None,
+    channels: int | None = None,
 ) -> np.ndarray:
     """Images that Pillow decodes, uint8 ``(n, channels, height, width)``.
 
@@ -72,43 +75,66 @@ def decoded(
         try:
             with (
                 silently(),
-                open_regular(file) if isinstance(file, Path) else nullcontext(file) as content,
+                open_regular(file)
+                if isinstance(file, Path)
+                else nullcontext(file) as content,
                 Image.open(content, formats=FORMATS) as image,
             ):
                 if image.mode not in CHANNELS:
-                    raise DataError(f"{label(i)}: has mode {image.mode}; save it as 8-bit grey or RGB")
+                    raise DataError(
+                        f"{label(i)}: has mode {image.mode}; save it as 8-bit grey or RGB"
+                    )
                 if image.width * image.height > MOST_PIXELS:
                     pixels_of = f"{image.height}x{image.width} pixels, more than {MOST_PIXELS:,} in all"
-                    raise DataError(f"{label(i)}: has {pixels_of}; resize it, or remove it")
-                converted = image.convert("L" if (channels or CHANNELS[image.mode]) == 1 else "RGB")
+                    raise DataError(
+                        f"{label(i)}: has {pixels_of}; resize it, or remove it"
+                    )
+                converted = image.convert(
+                    "L" if (channels or CHANNELS[image.mode]) == 1 else "RGB"
+                )
             if size is not None and converted.size != (size[1], size[0]):
-                converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+                converted = converted.resize(
+                    (size[1], size[0]), Image.Resampling.BILINEAR
+                )
         except DataError:
             raise
         except FileError as error:
             raise DataError(f"{error}, or remove it") from error
-        except Exception as error:  # Pillow raises many kinds of errors for a file that it cannot read
+        except (
+            Exception
+        ) as error:  # Pillow raises many kinds of errors for a file that it cannot read
             reason = f"cannot be read as an image ({one_line(error)})"
             raise DataError(f"{label(i)}: {reason}; repair or remove it") from error
         pixels = np.asarray(converted)
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
         if images is None:
-            check_memory(len(files) * pixels.nbytes, f"{len(files)} images like {label(0)}")
+            check_memory(
+                len(files) * pixels.nbytes, f"{len(files)} images like {label(0)}"
+            )
             images = np.empty((len(files), *pixels.shape), np.uint8)
         if pixels.shape[0] != images.shape[1]:
             way_out = "convert them, or set channels=1 or channels=3 where the source has that setting"
-            raise DataError(f"{label(0)} has {images.shape[1]} channel(s), {label(i)} has {pixels.shape[0]}; {way_out}")
+            raise DataError(
+                f"{label(0)} has {images.shape[1]} channel(s), {label(i)} has {pixels.shape[0]}; {way_out}"
+            )
         if pixels.shape != images.shape[1:]:
-            first, other = ("x".join(map(str, shape)) for shape in (images.shape[2:], pixels.shape[1:]))
+            first, other = (
+                "x".join(map(str, shape))
+                for shape in (images.shape[2:], pixels.shape[1:])
+            )
             way_out = "resize them, or set size where the source has that setting"
-            raise DataError(f"{label(0)} is {first} (height x width), {label(i)} is {other}; {way_out}")
+            raise DataError(
+                f"{label(0)} is {first} (height x width), {label(i)} is {other}; {way_out}"
+            )
         images[i] = pixels
     if images is None:
         raise DataError("no images")
     return images
 
 
-RESIZE = "resize images of a folder to this height and width; None if all have the same size"
+RESIZE = (
+    "resize images of a folder to this height and width; None if all have the same size"
+)
 CONVERT = "convert images of a folder to 1 (grey) or 3 (colour) channels; None if all have the same number"
 
 
@@ -126,7 +152,10 @@ class Folder(NamedSource):
     size: int | None = setting(None, help=RESIZE, ge=1, le=8192)
     channels: int | None = setting(None, help=CONVERT, choices=(1, 3))
     test_share: float = setting(
-        0.2, help="share of each class that is used for testing if there are no folders train and test", gt=0, lt=1
+        0.2,
+        help="share of each class that is used for testing if there are no folders train and test",
+        gt=0,
+        lt=1,
     )
     seed: int = setting(0, help="seed of that split")
     classes: Sequence[str] | None = setting(None, help=CLASSES_HELP, bounds=CLASS_NAMES)
@@ -146,8 +175,12 @@ class Folder(NamedSource):
             files, labels = _files(root, self._name_folders(root), classes)
             samples = Samples(self._images(files), labels, classes=classes)
             return split_by_class(samples, self.test_share, self.seed)
-        files, labels = _files(root / "train", self._name_folders(root / "train"), classes)
-        test_files, test_labels = _files(root / "test", self._name_folders(root / "test"), classes)
+        files, labels = _files(
+            root / "train", self._name_folders(root / "train"), classes
+        )
+        test_files, test_labels = _files(
+            root / "test", self._name_folders(root / "test"), classes
+        )
         # Decoded together, so that the shapes of both splits are compared.
         images = self._images([*files, *test_files])
         train = Samples(images[: len(files)], labels, classes=classes)
@@ -156,18 +189,26 @@ class Folder(NamedSource):
     def _layout(self) -> tuple[Path, list[str], tuple[str, ...]]:
         """The folder, those of ``train`` and ``test`` that it has, and the names of the classes."""
         root = find(self.path, "data folder", folder=True)
-        inside = [entry.name for entry in entries(root, "data folder") if entry.is_dir()]
+        inside = [
+            entry.name for entry in entries(root, "data folder") if entry.is_dir()
+        ]
         splits = [name for name in SPLITS if name in inside]
         if len(splits) == 1:
-            raise DataError(f"{root}: has a folder {splits[0]} alone; give it both train and test, or neither")
+            raise DataError(
+                f"{root}: has a folder {splits[0]} alone; give it both train and test, or neither"
+            )
         if not splits:
             return root, splits, self._number_classes(self._name_folders(root), root)
-        classes = self._number_classes(self._name_folders(root / "train"), root / "train")
+        classes = self._number_classes(
+            self._name_folders(root / "train"), root / "train"
+        )
         tests = self._name_folders(root / "test")
         unknown = [folder for name, folder in tests.items() if name not in classes]
         if unknown:
             known = list_names(classes)
-            raise DataError(f"{root / 'test' / unknown[0]}: not a class in training, which has {known}")
+            raise DataError(
+                f"{root / 'test' / unknown[0]}: not a class in training, which has {known}"
+            )
         return root, splits, classes
 
     def _name_folders(self, folder: Path) -> dict[str, str]:
@@ -178,7 +219,9 @@ class Folder(NamedSource):
             class_name = as_name(name)
             if class_name in names:
                 both = f"{names[class_name]!r} and {name!r} have one name"
-                raise DataError(f"{folder}: the folders {both}; put their images into one")
+                raise DataError(
+                    f"{folder}: the folders {both}; put their images into one"
+                )
             names[class_name] = name
         return names
 
@@ -200,13 +243,21 @@ class Folder(NamedSource):
 
 
 def _classes(folder: Path) -> list[str]:
-    names = [entry.name for entry in entries(folder, "data folder") if entry.is_dir() and entry.name not in OF_SYSTEMS]
+    names = [
+        entry.name
+        for entry in entries(folder, "data folder")
+        if entry.is_dir() and entry.name not in OF_SYSTEMS
+    ]
     if not names:
-        raise DataError(f"{folder}: holds no folder; put each class's images into a folder of its own")
+        raise DataError(
+            f"{folder}: holds no folder; put each class's images into a folder of its own"
+        )
     return names
 
 
-def _files(folder: Path, folders: Mapping[str, str], classes: Sequence[str]) -> tuple[list[Path], np.ndarray]:
+def _files(
+    folder: Path, folders: Mapping[str, str], classes: Sequence[str]
+) -> tuple[list[Path], np.ndarray]:
     """A split's files in the order of their classes and of their names, and their labels."""
     files: list[Path] = []
     labels: list[int] = []

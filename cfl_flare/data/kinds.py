@@ -25,7 +25,13 @@ from cfl_flare.core.errors import DataError
 from cfl_flare.core.text import plain, shown
 from cfl_flare.data.columns import MOST_CATEGORIES, Column, Columns, in_order
 from cfl_flare.data.frames import is_unnamed
-from cfl_flare.data.hints import are_gap_words, explain_texts, explain_units, list_gap_words, name_list
+from cfl_flare.data.hints import (
+    are_gap_words,
+    explain_texts,
+    explain_units,
+    list_gap_words,
+    name_list,
+)
 from cfl_flare.data.spelling import SPELLED_ALIKE, group_alike
 from cfl_flare.data.values import (
     MEANINGS,
@@ -54,7 +60,12 @@ FEWEST_COUNTED = 10
 PERCENT = "%"
 
 
-def infer_columns(frame: pd.DataFrame, where: str, categories: Collection[str] = (), missing: bool = False) -> Columns:
+def infer_columns(
+    frame: pd.DataFrame,
+    where: str,
+    categories: Collection[str] = (),
+    missing: bool = False,
+) -> Columns:
     """Infers what the columns of a table hold that become features.
 
     Args:
@@ -72,16 +83,22 @@ def infer_columns(frame: pd.DataFrame, where: str, categories: Collection[str] =
     unknown = [name for name in categories if name not in frame]
     if unknown:
         there = plain(", ".join(map(str, frame)))
-        raise DataError(f"{where}: categories names {shown(unknown[0])}, which is no feature; it has {there}")
+        raise DataError(
+            f"{where}: categories names {shown(unknown[0])}, which is no feature; it has {there}"
+        )
     columns = []
     for name in frame:
         values = frame[name]
-        column = _infer_column(name, values, f"{where}: column {shown(name)}", name in categories)
+        column = _infer_column(
+            name, values, f"{where}: column {shown(name)}", name in categories
+        )
         columns.append(replace(column, missing=missing and bool(values.isna().any())))
     return Columns(tuple(columns))
 
 
-def _infer_column(name: str, values: pd.Series, where: str, is_category: bool) -> Column:
+def _infer_column(
+    name: str, values: pd.Series, where: str, is_category: bool
+) -> Column:
     if not is_category:
         if values.dtype.kind == "M" or _are_date_numbers(values):
             return Column(name, "date")
@@ -89,20 +106,28 @@ def _infer_column(name: str, values: pd.Series, where: str, is_category: bool) -
             return Column(name)
     written = texts(values).dropna()
     if not len(written):
-        raise DataError(f"{where}: holds nothing; leave it out with {name_list('leave', [name])}")
+        raise DataError(
+            f"{where}: holds nothing; leave it out with {name_list('leave', [name])}"
+        )
     categories = sorted(written.unique(), key=in_order)
     if not is_category:
         column = _infer_kind(name, written, categories, where)
         if column is not None:
             return column
-    if len(categories) > MOST_CATEGORIES or len(categories) > max(FEW, len(written) / 2):
+    if len(categories) > MOST_CATEGORIES or len(categories) > max(
+        FEW, len(written) / 2
+    ):
         reason = f"holds {len(categories)} different texts in {len(written)} rows, too many for categories"
         hint = explain_units(written)
-        raise DataError(f"{where}: {reason}; leave it out with {name_list('leave', [name])}{hint and ', or, ' + hint}")
+        raise DataError(
+            f"{where}: {reason}; leave it out with {name_list('leave', [name])}{hint and ', or, ' + hint}"
+        )
     return Column(name, "category", tuple(categories))
 
 
-def _infer_kind(name: str, written: pd.Series, categories: list[str], where: str) -> Column | None:
+def _infer_kind(
+    name: str, written: pd.Series, categories: list[str], where: str
+) -> Column | None:
     """The column if its texts are a boolean, numbers or dates; None for other texts."""
     pair = find_boolean(categories)
     if pair is not None and written.isin(["0", "1"]).mean() <= 0.5:
@@ -144,13 +169,19 @@ def _are_date_numbers(values: pd.Series) -> bool:
     low, high = DATE_NUMBERS
     near = there[(there >= low) & (there <= high)]
     different, counts = np.unique(near, return_counts=True)
-    if len(different) < 2 or len(near) <= len(there) / 2 or (different != np.floor(different)).any():
+    if (
+        len(different) < 2
+        or len(near) <= len(there) / 2
+        or (different != np.floor(different)).any()
+    ):
         return False
     are_days = ~np.isnan(parse_days([str(int(value)) for value in different]))
     return bool(counts[are_days].sum() > len(there) / 2)
 
 
-def describe_oddities(frame: pd.DataFrame, columns: Columns, x: np.ndarray, names: Collection[str]) -> list[str]:
+def describe_oddities(
+    frame: pd.DataFrame, columns: Columns, x: np.ndarray, names: Collection[str]
+) -> list[str]:
     """Lines on what is probably a mistake: row numbers, dates far away, and texts in several spellings.
 
     Args:
@@ -166,12 +197,16 @@ def describe_oddities(frame: pd.DataFrame, columns: Columns, x: np.ndarray, name
     for column, place in columns.places:
         if column.kind == "category":
             lines += describe_spellings(column.column, column.categories)
-            lines += _describe_words(column.column, texts(frame[column.column]).dropna())
+            lines += _describe_words(
+                column.column, texts(frame[column.column]).dropna()
+            )
         elif column.kind == "date":
             lines += show_far_dates(column.column, x[:, place.start])
         elif column.kind == "number" and _are_counted(frame[column.column]):
             advice = f"if they number the rows, leave them out with {name_list('leave', [column.column])}"
-            lines.append(f"{column.column}: its numbers are unique and rising; {advice}")
+            lines.append(
+                f"{column.column}: its numbers are unique and rising; {advice}"
+            )
     for name in names:
         lines += describe_spellings(name, texts(frame[name]).dropna().unique().tolist())
     return lines
@@ -186,7 +221,9 @@ def describe_spellings(name: str, different: Collection[str]) -> list[str]:
         advice = "if they mean the same, write them in one way, or set replace"
         lines.append(f"{name}: {listed} {SPELLED_ALIKE}; {advice}")
     if len(groups) > MOST_GROUPS:
-        lines.append(f"{name}: {len(groups)} such groups of texts in all; look at the column")
+        lines.append(
+            f"{name}: {len(groups)} such groups of texts in all; look at the column"
+        )
     return lines
 
 
@@ -195,13 +232,21 @@ def _describe_words(name: str, written: pd.Series) -> list[str]:
     gaps = list_gap_words(written.unique())
     if gaps:
         listed = ", ".join(map(shown, gaps))
-        return [f"{name}: {listed} may mean that a value is missing; if so, set {name_list('absent', gaps)}"]
+        return [
+            f"{name}: {listed} may mean that a value is missing; if so, set {name_list('absent', gaps)}"
+        ]
     others = written[~written.str.casefold().isin(MEANINGS)]
     words = written.drop(others.index)
-    if not len(others) or len(others) > len(words) or find_boolean(words.unique().tolist()) is None:
+    if (
+        not len(others)
+        or len(others) > len(words)
+        or find_boolean(words.unique().tolist()) is None
+    ):
         return []
     listed = ", ".join(map(shown, others.unique()[:MOST_GROUPS]))
-    reason = f"would be a boolean without {len(others)} of {len(written)} rows ({listed})"
+    reason = (
+        f"would be a boolean without {len(others)} of {len(written)} rows ({listed})"
+    )
     return [f"{name}: {reason}; correct them{hint_at_gaps(others.unique())}"]
 
 
@@ -215,4 +260,6 @@ def _are_counted(values: pd.Series) -> bool:
         return False
     if (amounts[1:] > amounts[:-1]).all():
         return True
-    return len(np.unique(amounts)) == len(amounts) and int(amounts.max()) - int(amounts.min()) + 1 == len(amounts)
+    return len(np.unique(amounts)) == len(amounts) and int(amounts.max()) - int(
+        amounts.min()
+    ) + 1 == len(amounts)

@@ -23,7 +23,9 @@ class IID(Partition):
     name: ClassVar[str] = "iid"
     random: ClassVar[bool] = False
 
-    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
+    def shares(
+        self, participants: int, pool: Pool, rng: np.random.Generator
+    ) -> np.ndarray:
         return np.full((participants, pool.classes), 1 / participants)
 
 
@@ -33,9 +35,13 @@ class Dirichlet(Partition):
 
     name: ClassVar[str] = "dirichlet"
 
-    alpha: float = setting(0.1, help="concentration, 0.1 in the thesis; small is uneven", gt=0)
+    alpha: float = setting(
+        0.1, help="concentration, 0.1 in the thesis; small is uneven", gt=0
+    )
 
-    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
+    def shares(
+        self, participants: int, pool: Pool, rng: np.random.Generator
+    ) -> np.ndarray:
         return rng.dirichlet(np.full(participants, self.alpha), size=pool.classes).T
 
 
@@ -54,7 +60,9 @@ class NClass(Partition):
 
     n: int = setting(2, help="classes of each participant", ge=1)
     sets: int | None = setting(
-        None, help="in place of draws: participant j has the n classes from j mod sets on; sets are true groups", ge=1
+        None,
+        help="in place of draws: participant j has the n classes from j mod sets on; sets are true groups",
+        ge=1,
     )
 
     def check(self, participants: int) -> None:
@@ -62,17 +70,29 @@ class NClass(Partition):
         self.check_each_has_one(self.sets or 0, f"sets = {self.sets}", participants)
 
     def truth(self, participants: int) -> list[int | None]:
-        return [None if self.sets is None else j % self.sets for j in range(participants)]
+        return [
+            None if self.sets is None else j % self.sets for j in range(participants)
+        ]
 
-    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
+    def shares(
+        self, participants: int, pool: Pool, rng: np.random.Generator
+    ) -> np.ndarray:
         used = used_classes(pool, self.n, "partition n_class: n")
         if self.sets is None:
-            return split_evenly([rng.choice(used, self.n, replace=False) for _ in range(participants)], pool)
+            return split_evenly(
+                [rng.choice(used, self.n, replace=False) for _ in range(participants)],
+                pool,
+            )
         different = len(used) if self.n < len(used) else 1
         reason = f"of n = {self.n} classes in a row, the data's {len(used)} classes have no more different sets"
-        self.require(self.sets <= different, f"sets = {self.sets} should be <= {different}: {reason}")
+        self.require(
+            self.sets <= different,
+            f"sets = {self.sets} should be <= {different}: {reason}",
+        )
         starts = np.arange(participants) % self.sets
-        return split_evenly([used[(start + np.arange(self.n)) % len(used)] for start in starts], pool)
+        return split_evenly(
+            [used[(start + np.arange(self.n)) % len(used)] for start in starts], pool
+        )
 
 
 @dataclass(frozen=True)
@@ -86,9 +106,13 @@ class LDA(Partition):
     name: ClassVar[str] = "lda"
     equal_tests: ClassVar[bool] = True
 
-    alpha: float = setting(0.1, help="concentration of the label distributions; small is uneven", gt=0)
+    alpha: float = setting(
+        0.1, help="concentration of the label distributions; small is uneven", gt=0
+    )
 
-    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
+    def shares(
+        self, participants: int, pool: Pool, rng: np.random.Generator
+    ) -> np.ndarray | None:
         return equal_draws(np.full(participants, self.alpha), pool, rng)
 
 
@@ -113,13 +137,21 @@ class HeterogeneityTiers(Partition):
 
     def check(self, participants: int) -> None:
         super().check(participants)
-        self.check_each_has_one(len(self.alphas), f"{len(self.alphas)} tiers", participants)
+        self.check_each_has_one(
+            len(self.alphas), f"{len(self.alphas)} tiers", participants
+        )
 
     def truth(self, participants: int) -> list[int | None]:
         return blocks(participants, len(self.alphas))
 
-    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
-        return equal_draws(np.array([self.alphas[tier or 0] for tier in self.truth(participants)]), pool, rng)
+    def shares(
+        self, participants: int, pool: Pool, rng: np.random.Generator
+    ) -> np.ndarray | None:
+        return equal_draws(
+            np.array([self.alphas[tier or 0] for tier in self.truth(participants)]),
+            pool,
+            rng,
+        )
 
 
 def blocks(participants: int, groups: int) -> list[int | None]:
@@ -127,10 +159,14 @@ def blocks(participants: int, groups: int) -> list[int | None]:
     return [i * groups // participants for i in range(participants)]
 
 
-def equal_draws(alphas: np.ndarray, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
+def equal_draws(
+    alphas: np.ndarray, pool: Pool, rng: np.random.Generator
+) -> np.ndarray | None:
     """Shares by which all participants have equally many training samples, each with its own alpha."""
     odds = np.array([rng.dirichlet(np.full(pool.classes, alpha)) for alpha in alphas])
-    odds = np.maximum(odds, 1e-12)  # so that a class of probability 0 can be drawn when all others are used up
+    odds = np.maximum(
+        odds, 1e-12
+    )  # so that a class of probability 0 can be drawn when all others are used up
     sizes = np.full(len(alphas), pool.train.sum() // len(alphas))
     return shares_of(filled(odds, sizes, pool.train, rng), pool)
 
@@ -143,7 +179,10 @@ def shares_of(counts: np.ndarray | None, pool: Pool) -> np.ndarray | None:
 def used_classes(pool: Pool, wanted: int, where: str) -> np.ndarray:
     """The classes that have training samples; a ConfigError if there are fewer than wanted."""
     used = np.flatnonzero(pool.train)
-    require(wanted <= len(used), f"{where} = {wanted} is more than the data's {len(used)} classes")
+    require(
+        wanted <= len(used),
+        f"{where} = {wanted} is more than the data's {len(used)} classes",
+    )
     return used
 
 
@@ -155,7 +194,9 @@ def split_evenly(choices: Sequence[np.ndarray], pool: Pool) -> np.ndarray:
     return chosen / np.maximum(1, chosen.sum(axis=0))
 
 
-def balanced_choices(items: np.ndarray, n: int, times: int, rng: np.random.Generator) -> list[np.ndarray]:
+def balanced_choices(
+    items: np.ndarray, n: int, times: int, rng: np.random.Generator
+) -> list[np.ndarray]:
     """Chooses n different items, a number of times, so that no item is used more than once above any other.
 
     Each choice takes the items that were used least so far, at random among equals. Choices differ from each other as

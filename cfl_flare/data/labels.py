@@ -53,7 +53,9 @@ def form_of(y: np.ndarray, where: str) -> str:
             "findings of 0 or 1 (n, C), times and events as floats (n, 2), or masks (n, h, w) of class numbers"
         )
     if y.min(initial=0) < 0:
-        raise DataError(f"{where}: a mask has the label {y.min()}, below 0; number the classes from 1, the rest is 0")
+        raise DataError(
+            f"{where}: a mask has the label {y.min()}, below 0; number the classes from 1, the rest is 0"
+        )
     if y.max(initial=0) >= MOST_CLASSES:
         way_out = "number the classes from 0, and give numbers to predict as floats"
         raise DataError(f"{where}: label {y.max()} is not a class number; {way_out}")
@@ -64,29 +66,46 @@ def check_labels(y: np.ndarray, x: np.ndarray, where: str) -> None:
     """Raises a DataError if labels have none of the forms, or do not fit it or the samples ``(n, *input_shape)``."""
     form = form_of(y, where)
     if form == "mask" and (x.ndim != 4 or x.shape[2:] != y.shape[1:]):
-        reason = f"masks are {y.shape[1]}x{y.shape[2]}, and samples have shape {x.shape[1:]}"
-        raise DataError(f"{where}: {reason}; give each image (channels, h, w) a mask of its height and width")
+        reason = (
+            f"masks are {y.shape[1]}x{y.shape[2]}, and samples have shape {x.shape[1:]}"
+        )
+        raise DataError(
+            f"{where}: {reason}; give each image (channels, h, w) a mask of its height and width"
+        )
     if form not in ("number", "time"):
         return
-    valid = np.abs(y.reshape(len(y), -1).astype(np.float64)).max(axis=1) <= LARGEST  # NaN is not
+    valid = (
+        np.abs(y.reshape(len(y), -1).astype(np.float64)).max(axis=1) <= LARGEST
+    )  # NaN is not
     if len(bad := np.flatnonzero(~valid)):
         label = f"sample {bad[0]} has the label {y[bad[0]]}"
-        raise DataError(f"{where}: {label}; labels are finite numbers up to {LARGEST:g}")
+        raise DataError(
+            f"{where}: {label}; labels are finite numbers up to {LARGEST:g}"
+        )
     if form == "number":
         return
     time, event = y.T
     if len(bad := np.flatnonzero(time <= 0)):
-        raise DataError(f"{where}: sample {bad[0]} has the time {time[bad[0]]}; times are above 0")
+        raise DataError(
+            f"{where}: sample {bad[0]} has the time {time[bad[0]]}; times are above 0"
+        )
     if len(bad := np.flatnonzero(~np.isin(event, (0, 1)))):
         advice = "write 1 where it happened, 0 where the sample was censored"
-        raise DataError(f"{where}: sample {bad[0]} has the event {event[bad[0]]}; {advice}")
+        raise DataError(
+            f"{where}: sample {bad[0]} has the event {event[bad[0]]}; {advice}"
+        )
 
 
-def of_one_form(train: np.ndarray, test: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
+def of_one_form(
+    train: np.ndarray, test: np.ndarray, where: str
+) -> tuple[np.ndarray, np.ndarray]:
     """The labels of both splits, of one form: bools as bytes; numbers as floats, also where only one split has them."""
     form, other = form_of(train, f"{where}: training"), form_of(test, f"{where}: test")
     if "number" in (form, other) and {form, other} <= {"number", "class"}:
-        y, test_y = (labels if labels.dtype.kind == "f" else labels.astype(np.float64) for labels in (train, test))
+        y, test_y = (
+            labels if labels.dtype.kind == "f" else labels.astype(np.float64)
+            for labels in (train, test)
+        )
         return y, test_y
     if form != other:
         reason = f"training labels are {FORMS[form]} {train.shape}, test labels {FORMS[other]} {test.shape}"
@@ -94,7 +113,10 @@ def of_one_form(train: np.ndarray, test: np.ndarray, where: str) -> tuple[np.nda
     if train.shape[1:] != test.shape[1:]:
         reason = f"training labels have shape {train.shape}, test labels {test.shape}"
         raise DataError(f"{where}: {reason}; give both the same findings")
-    y, test_y = (labels.astype(np.uint8) if labels.dtype == bool else labels for labels in (train, test))
+    y, test_y = (
+        labels.astype(np.uint8) if labels.dtype == bool else labels
+        for labels in (train, test)
+    )
     return y, test_y
 
 
@@ -113,7 +135,9 @@ def strata(y: np.ndarray, train: np.ndarray | None = None) -> np.ndarray:
     """
     if not len(y):
         split = "training" if train is None else "test"
-        raise DataError(f"there are no {split} samples to deal out; put some into the source's {split} split")
+        raise DataError(
+            f"there are no {split} samples to deal out; put some into the source's {split} split"
+        )
     form = form_of(y, "labels")
     if form == "several":
         return np.where(y.any(axis=1), 1 + y.argmax(axis=1), 0)
@@ -138,4 +162,8 @@ def outputs_for(train: np.ndarray, test: np.ndarray) -> int:
     form = form_of(train, "labels")
     if form in ("number", "time"):
         return 1
-    return train.shape[1] if form == "several" else int(max(train.max(), test.max(initial=0))) + 1
+    return (
+        train.shape[1]
+        if form == "several"
+        else int(max(train.max(), test.max(initial=0))) + 1
+    )

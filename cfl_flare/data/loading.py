@@ -17,7 +17,9 @@ from cfl_flare.data.numbering import name_labels, number_codes
 from cfl_flare.data.samples import DataSource, Samples
 
 
-def read(source: DataSource, where: str = "", alone: bool = False) -> tuple[Samples, Samples]:
+def read(
+    source: DataSource, where: str = "", alone: bool = False
+) -> tuple[Samples, Samples]:
     """Loads a source, perhaps the user's own.
 
     Args:
@@ -39,8 +41,12 @@ def read(source: DataSource, where: str = "", alone: bool = False) -> tuple[Samp
         raise
     except Exception as error:  # a source of the user's may raise anything
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"load() failed with {one_line(error)} at {frame.filename}:{frame.lineno}"
-        raise DataError(f"{where}: {reason}; fix it there, or raise a DataError that says what to do") from error
+        reason = (
+            f"load() failed with {one_line(error)} at {frame.filename}:{frame.lineno}"
+        )
+        raise DataError(
+            f"{where}: {reason}; fix it there, or raise a DataError that says what to do"
+        ) from error
     train, test = checked(loaded, where, source.prepares)
     if alone:
         return train, test
@@ -52,18 +58,31 @@ def checked(load: Any, where: str, missing: bool = False) -> tuple[Samples, Samp
 
     The test set may be empty: it then has the training set's shape and form. ``missing`` is as for `Samples.check`.
     """
-    if not (isinstance(load, tuple) and len(load) == 2 and all(isinstance(part, Samples) for part in load)):
-        raise DataError(f"{where}: load() should return (train, test) as two Samples, not {type(load).__name__}")
+    if not (
+        isinstance(load, tuple)
+        and len(load) == 2
+        and all(isinstance(part, Samples) for part in load)
+    ):
+        raise DataError(
+            f"{where}: load() should return (train, test) as two Samples, not {type(load).__name__}"
+        )
     train, test = name_labels(*load, where)
     train = train.check(f"{where}: training", missing)
     test = test.check(f"{where}: test", missing, fewest=0)
     test = test if len(test) else train.take(np.arange(0))
     if train.x.shape[1:] != test.x.shape[1:]:
-        reason = f"training samples are {train.x.shape[1:]}, test samples {test.x.shape[1:]}"
+        reason = (
+            f"training samples are {train.x.shape[1:]}, test samples {test.x.shape[1:]}"
+        )
         raise DataError(f"{where}: {reason}; give them the same shape")
-    for what, in_train, in_test in (("keys", train.key, test.key), ("patients", train.patient, test.patient)):
+    for what, in_train, in_test in (
+        ("keys", train.key, test.key),
+        ("patients", train.patient, test.patient),
+    ):
         if (in_train is None) != (in_test is None):
-            raise DataError(f"{where}: only one of training and test samples has {what}; give both or neither")
+            raise DataError(
+                f"{where}: only one of training and test samples has {what}; give both or neither"
+            )
     if train.classes != test.classes:
         reason = f"training samples have the classes {train.classes}, test samples {test.classes}"
         raise DataError(f"{where}: {reason}; give both the same")

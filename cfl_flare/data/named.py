@@ -27,14 +27,22 @@ def _reading(where: str, file: Path, hint: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0].strip(". ") or type(error).__name__
-        raise DataError(f"{where}: cannot read {file} ({reason}); set root, or download=True{hint}") from error
+        reason = (str(error).splitlines() or [""])[0].strip(". ") or type(
+            error
+        ).__name__
+        raise DataError(
+            f"{where}: cannot read {file} ({reason}); set root, or download=True{hint}"
+        ) from error
 
 
 def _npz_hint(root: Path, name: str) -> str:
     """What to do instead if the set is in the root as a plain npz file; empty if it is not."""
     path = root / f"{name}.npz"
-    return f"; {path} exists: read it with the source npz, npz:path={path}" if path.is_file() else ""
+    return (
+        f"; {path} exists: read it with the source npz, npz:path={path}"
+        if path.is_file()
+        else ""
+    )
 
 
 @dataclass(frozen=True)
@@ -45,10 +53,14 @@ class Torchvision(NamedSource):
     # Where torchvision keeps the files below the root.
     folder: ClassVar[str]
 
-    root: str | None = setting(None, help="folder that holds the set's folder; default $CFL_DATA_ROOT")
+    root: str | None = setting(
+        None, help="folder that holds the set's folder; default $CFL_DATA_ROOT"
+    )
     download: bool = setting(False, help="download the set if it is not there")
     samples: int | None = setting(
-        None, help="so many training and test samples together, drawn by sample_seed; default: all", ge=2
+        None,
+        help="so many training and test samples together, drawn by sample_seed; default: all",
+        ge=2,
     )
     sample_seed: int = setting(0, help="seed of the draw of samples", ge=0)
 
@@ -58,10 +70,18 @@ class Torchvision(NamedSource):
         where = f"data {self.name}"
         root = find_root(self.root, where, self.download)
         authorised(root / self.folder, where)
-        with _reading(where, root / self.folder, _npz_hint(root, self.name.replace("-", ""))):
+        with _reading(
+            where, root / self.folder, _npz_hint(root, self.name.replace("-", ""))
+        ):
             reader = getattr(datasets, type(self).__name__)
-            sets = [reader(str(root), train=train, **self._options()) for train in (True, False)]
-        splits = (Samples.of_images(where, np.asarray(s.data), np.asarray(s.targets)) for s in sets)
+            sets = [
+                reader(str(root), train=train, **self._options())
+                for train in (True, False)
+            ]
+        splits = (
+            Samples.of_images(where, np.asarray(s.data), np.asarray(s.targets))
+            for s in sets
+        )
         train, test = checked(tuple(map(self._upright, splits)), where)
         return subset((train, test), self.samples, self.sample_seed, where)
 
@@ -72,7 +92,9 @@ class Torchvision(NamedSource):
         return samples
 
 
-def subset(splits: tuple[Samples, Samples], samples: int | None, seed: int, where: str) -> tuple[Samples, Samples]:
+def subset(
+    splits: tuple[Samples, Samples], samples: int | None, seed: int, where: str
+) -> tuple[Samples, Samples]:
     """Draw some of a set's samples without replacement; the ratio of the splits stays.
 
     Args:
@@ -88,10 +110,15 @@ def subset(splits: tuple[Samples, Samples], samples: int | None, seed: int, wher
         return splits
     train, test = splits
     total = len(train) + len(test)
-    require(samples <= total, f"{where}: samples = {samples} exceeds the {total} samples; lower it")
+    require(
+        samples <= total,
+        f"{where}: samples = {samples} exceeds the {total} samples; lower it",
+    )
     of_training = min(max(1, round(samples * len(train) / total)), samples - 1)
     rows = stream(seed, "subset", "train").permutation(len(train))[:of_training]
-    test_rows = stream(seed, "subset", "test").permutation(len(test))[: samples - of_training]
+    test_rows = stream(seed, "subset", "test").permutation(len(test))[
+        : samples - of_training
+    ]
     return train.take(np.sort(rows)), test.take(np.sort(test_rows))
 
 
@@ -134,8 +161,11 @@ class EMNIST(Torchvision):
     name = "emnist"
     folder = "EMNIST/raw"
 
-    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = setting(
-        "balanced", help="which of EMNIST's arrangements; letters has 26 classes, balanced 47, byclass 62"
+    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = (
+        setting(
+            "balanced",
+            help="which of EMNIST's arrangements; letters has 26 classes, balanced 47, byclass 62",
+        )
     )
 
     def _options(self) -> dict[str, Any]:
@@ -144,7 +174,9 @@ class EMNIST(Torchvision):
     def _upright(self, samples: Samples) -> Samples:
         """EMNIST's files have rows and columns exchanged, and count letters from 1."""
         first = 1 if self.split == "letters" else 0
-        return Samples(np.ascontiguousarray(samples.x.transpose(0, 1, 3, 2)), samples.y - first)
+        return Samples(
+            np.ascontiguousarray(samples.x.transpose(0, 1, 3, 2)), samples.y - first
+        )
 
 
 @dataclass(frozen=True)
@@ -158,14 +190,23 @@ class MedMNIST(NamedSource):
     public: ClassVar[bool] = True
 
     flag: str = setting(help="which set, such as pathmnist")
-    root: str | None = setting(None, help="folder that holds `<flag>.npz`; default $CFL_DATA_ROOT")
-    size: int = setting(28, help="height and width: 28, or one of the larger sizes that the set comes in", ge=1)
+    root: str | None = setting(
+        None, help="folder that holds `<flag>.npz`; default $CFL_DATA_ROOT"
+    )
+    size: int = setting(
+        28,
+        help="height and width: 28, or one of the larger sizes that the set comes in",
+        ge=1,
+    )
     download: bool = setting(False, help="download the set if it is not there")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         is_name = self.flag.isidentifier()
-        require(is_name, f"data medmnist: flag = {self.flag!r} should be a set's name such as pathmnist")
+        require(
+            is_name,
+            f"data medmnist: flag = {self.flag!r} should be a set's name such as pathmnist",
+        )
 
     def load(self) -> tuple[Samples, Samples]:
         where = f"data medmnist: {self.flag}"
@@ -176,11 +217,17 @@ class MedMNIST(NamedSource):
         try:
             from medmnist import INFO, dataset
         except ImportError as error:
-            raise DataError(f"{where}: the package medmnist is not installed; pip install medmnist{hint}") from error
+            raise DataError(
+                f"{where}: the package medmnist is not installed; pip install medmnist{hint}"
+            ) from error
         if self.flag not in INFO:
-            raise DataError(f"{where}: no such set; medmnist has {', '.join(sorted(INFO))}{hint}")
+            raise DataError(
+                f"{where}: no such set; medmnist has {', '.join(sorted(INFO))}{hint}"
+            )
         with _reading(where, root / f"{stored}.npz", hint):
             reader = getattr(dataset, INFO[self.flag]["python_class"])
             options = {"root": str(root), "size": self.size, "download": self.download}
             sets = [reader(split=split, **options) for split in ("train", "test")]
-        return checked(tuple(Samples.of_images(where, s.imgs, s.labels) for s in sets), where)
+        return checked(
+            tuple(Samples.of_images(where, s.imgs, s.labels) for s in sets), where
+        )

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cfl_flare.core.errors import DataError
-from cfl_flare.data.classes import close_gaps, list_names, name_codes, number_words, numbers_of, order_of
+from cfl_flare.data.classes import (
+    close_gaps,
+    list_names,
+    name_codes,
+    number_words,
+    numbers_of,
+    order_of,
+)
 
 if TYPE_CHECKING:
     from cfl_flare.data.samples import Samples
@@ -28,7 +35,11 @@ def number_codes(train: Samples, test: Samples) -> tuple[Samples, Samples]:
 
 def name_labels(train: Samples, test: Samples, where: str) -> tuple[Samples, Samples]:
     """Both splits with numbers in place of words and codes that cannot be class numbers; see `name_codes`."""
-    labels = [part.y for part in (train, test) if isinstance(part.y, np.ndarray) and part.y.size]
+    labels = [
+        part.y
+        for part in (train, test)
+        if isinstance(part.y, np.ndarray) and part.y.size
+    ]
     if not labels or any(y.ndim != 1 for y in labels):
         return train, test
     if all(are_words(y) for y in labels):
@@ -45,13 +56,19 @@ def name_labels(train: Samples, test: Samples, where: str) -> tuple[Samples, Sam
 
 def are_words(labels: np.ndarray) -> bool:
     """Whether labels are text."""
-    return labels.dtype.kind == "U" or (labels.dtype.kind == "O" and all(isinstance(y, str) for y in labels.flat))
+    return labels.dtype.kind == "U" or (
+        labels.dtype.kind == "O" and all(isinstance(y, str) for y in labels.flat)
+    )
 
 
-def _with_labels(train: Samples, test: Samples, y: np.ndarray, classes: tuple[str, ...]) -> tuple[Samples, Samples]:
+def _with_labels(
+    train: Samples, test: Samples, y: np.ndarray, classes: tuple[str, ...]
+) -> tuple[Samples, Samples]:
     """Both splits with other labels, ``y`` of the training samples and then of the test samples."""
     count = len(train)
-    return replace(train, y=y[:count], classes=classes), replace(test, y=y[count:], classes=classes)
+    return replace(train, y=y[:count], classes=classes), replace(
+        test, y=y[count:], classes=classes
+    )
 
 
 def renumber(samples: Samples, classes: tuple[str, ...], where: str) -> Samples:
@@ -65,14 +82,21 @@ def renumber(samples: Samples, classes: tuple[str, ...], where: str) -> Samples:
     Raises:
         DataError: a class is none of the run's.
     """
-    if not classes or samples.y.ndim != 1 or samples.y.dtype.kind not in "iu" or samples.classes == classes:
+    if (
+        not classes
+        or samples.y.ndim != 1
+        or samples.y.dtype.kind not in "iu"
+        or samples.classes == classes
+    ):
         return samples
     if samples.classes:
         order = order_of(samples.classes, classes, where)
         return replace(samples, y=order[samples.y], classes=classes)
     if numbers_of(classes) is None:  # the numbers are those of the run's names
         return replace(samples, classes=classes)
-    return replace(samples, y=number_words(samples.y, classes, where)[0], classes=classes)
+    return replace(
+        samples, y=number_words(samples.y, classes, where)[0], classes=classes
+    )
 
 
 def as_numbers(samples: Samples, where: str) -> Samples:
@@ -86,7 +110,9 @@ def as_numbers(samples: Samples, where: str) -> Samples:
     numbers = numbers_of(samples.classes)
     if numbers is None:
         words = f"labels are names ({list_names(samples.classes)})"
-        raise DataError(f"{where}: {words}, and the task takes numbers; set task to 'classification'")
+        raise DataError(
+            f"{where}: {words}, and the task takes numbers; set task to 'classification'"
+        )
     y = numbers[samples.y]
     is_whole = bool((y == np.floor(y)).all())
     return replace(samples, y=y.astype(np.int64) if is_whole else y, classes=())

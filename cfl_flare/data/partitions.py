@@ -15,8 +15,22 @@ from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.settings import setting
 from cfl_flare.core.text import unique_names
 from cfl_flare.data.deal import Partition, Pool, filled
-from cfl_flare.data.groups import ClassGroups, ClusterDirichlet, ClusterNClass, LabelPermutation, Scanner, Skewed
-from cfl_flare.data.label_skew import IID, LDA, Dirichlet, HeterogeneityTiers, NClass, shares_of
+from cfl_flare.data.groups import (
+    ClassGroups,
+    ClusterDirichlet,
+    ClusterNClass,
+    LabelPermutation,
+    Scanner,
+    Skewed,
+)
+from cfl_flare.data.label_skew import (
+    IID,
+    LDA,
+    Dirichlet,
+    HeterogeneityTiers,
+    NClass,
+    shares_of,
+)
 from cfl_flare.data.samples import Samples
 
 
@@ -33,10 +47,14 @@ class Natural(Partition):
     every: ClassVar[bool] = True
 
     @staticmethod
-    def owners(train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def owners(
+        train: Samples, test: Samples
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The users, sorted, and the place of each training and test sample's user among them."""
         if train.key is None or test.key is None:
-            raise DataError("partition natural: the samples have no key; set key in the data source (npz or table)")
+            raise DataError(
+                "partition natural: the samples have no key; set key in the data source (npz or table)"
+            )
         key, test_key = train.key, test.key
         if key.dtype.kind != test_key.dtype.kind:
             key, test_key = key.astype(str), test_key.astype(str)
@@ -76,12 +94,18 @@ class Natural(Partition):
             line += f"; {small.sum()} have fewer than min_samples = {min_samples} training samples, and their {unused} "
             line += "samples stay unused"
         untested = int(((tests == 0) & ~small).sum())
-        return line + (f"; {untested} have no test sample: they train, and are not measured" if untested else "")
+        return line + (
+            f"; {untested} have no test sample: they train, and are not measured"
+            if untested
+            else ""
+        )
 
     def strata(self, train: Samples, test: Samples) -> tuple[np.ndarray, np.ndarray]:
         return self.owners(train, test)[1:]
 
-    def truth_of(self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
+    def truth_of(
+        self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]
+    ) -> list[int | None]:
         """The group that the source names for each participant; a DataError if its samples are of several."""
         if train.group is None:
             return [None] * len(parts)
@@ -91,19 +115,30 @@ class Natural(Partition):
             if len(groups) > 1:
                 assert train.key is not None
                 several = f"the samples of key {str(train.key[part[0]])!r} are of {len(groups)} groups"
-                raise DataError(f"partition natural: {several}; name a column that has one group for each key")
+                raise DataError(
+                    f"partition natural: {several}; name a column that has one group for each key"
+                )
             truth.append(int(groups[0]))
         return truth
 
-    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray:
+    def shares(
+        self, participants: int, pool: Pool, rng: np.random.Generator
+    ) -> np.ndarray:
         able = np.flatnonzero(pool.train >= pool.min_samples)
         if participants < len(able):
             able = np.flatnonzero((pool.train >= pool.min_samples) & (pool.test >= 1))
         few = f"{len(able)} of {pool.classes} keys have {pool.min_samples} training samples and a test sample, fewer"
         way_out = "take fewer, or a lower min_samples"
-        self.require(len(able) >= participants, f"{few} than participants = {participants}; {way_out}", DataError)
+        self.require(
+            len(able) >= participants,
+            f"{few} than participants = {participants}; {way_out}",
+            DataError,
+        )
         shares = np.zeros((participants, pool.classes))
-        shares[np.arange(participants), np.sort(rng.choice(able, participants, replace=False))] = 1
+        shares[
+            np.arange(participants),
+            np.sort(rng.choice(able, participants, replace=False)),
+        ] = 1
         return shares
 
 
@@ -121,9 +156,14 @@ class Outer(Partition):
     def __post_init__(self) -> None:
         super().__post_init__()
         wanted = "should be a rule's name; give its settings together with it"
-        self.require(isinstance(self.rule, (str, Mapping)), f"rule = {self.rule!r} {wanted}")
+        self.require(
+            isinstance(self.rule, (str, Mapping)), f"rule = {self.rule!r} {wanted}"
+        )
         is_for_labels = not isinstance(self.inner, (Outer, Natural))
-        self.require(is_for_labels, f"rule = {self.inner.name!r} is not a rule for labels; name one that is")
+        self.require(
+            is_for_labels,
+            f"rule = {self.inner.name!r} is not a rule for labels; name one that is",
+        )
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Partition:
@@ -132,12 +172,17 @@ class Outer(Partition):
         if mine.keys() != settings.keys():
             rule = mine.get("rule", cls.rule)
             rule = rule if isinstance(rule, Mapping) else {"partition": rule}
-            mine["rule"] = {**rule, **{key: value for key, value in settings.items() if key not in names}}
+            mine["rule"] = {
+                **rule,
+                **{key: value for key, value in settings.items() if key not in names},
+            }
         return super().of(mine)
 
     @property
     def inner(self) -> Partition:
-        return build_partition({"partition": self.rule} if isinstance(self.rule, str) else self.rule)
+        return build_partition(
+            {"partition": self.rule} if isinstance(self.rule, str) else self.rule
+        )
 
     def check(self, participants: int) -> None:
         self.inner.check(participants)
@@ -163,23 +208,34 @@ class Quantity(Outer):
     hi: int = setting(350, help="most training samples of a participant")
 
     def __post_init__(self) -> None:
-        self.require(1 <= self.lo <= self.hi, f"lo = {self.lo}, hi = {self.hi} should be 1 <= lo <= hi")
+        self.require(
+            1 <= self.lo <= self.hi,
+            f"lo = {self.lo}, hi = {self.hi} should be 1 <= lo <= hi",
+        )
         super().__post_init__()
 
     def truth(self, participants: int) -> list[int | None]:
         return self.inner.truth(participants)
 
-    def truth_of(self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]) -> list[int | None]:
+    def truth_of(
+        self, counts: np.ndarray, train: Samples, parts: Sequence[np.ndarray]
+    ) -> list[int | None]:
         return self.inner.truth_of(counts, train, parts)
 
-    def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
+    def alter(
+        self, samples: Samples, group: int | None, classes: int, seed: int
+    ) -> Samples:
         return self.inner.alter(samples, group, classes, seed)
 
-    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
+    def shares(
+        self, participants: int, pool: Pool, rng: np.random.Generator
+    ) -> np.ndarray | None:
         needed, there = self.lo * participants, pool.train.sum()
         need = f"{participants} participants of lo = {self.lo} training samples or more need {needed}"
         way_out = "take fewer participants or a lower lo"
-        self.require(needed <= there, f"{need}, the data has {there}; {way_out}", DataError)
+        self.require(
+            needed <= there, f"{need}, the data has {there}; {way_out}", DataError
+        )
         inner = self.inner.shares(participants, pool, rng)
         sizes = rng.integers(self.lo, self.hi, size=participants, endpoint=True)
         if inner is None or sizes.sum() > pool.train.sum():
@@ -198,7 +254,8 @@ class Crossed(Outer):
     name: ClassVar[str] = "crossed"
 
     rule: str | Mapping[str, Any] = setting(
-        "cluster_dirichlet", help='a rule with true groups, by name or as {"partition": name, ...settings}'
+        "cluster_dirichlet",
+        help='a rule with true groups, by name or as {"partition": name, ...settings}',
     )
     scanners: int = setting(2, help="number of devices", ge=1)
 
@@ -206,7 +263,9 @@ class Crossed(Outer):
         super().__post_init__()
         has_none = f"rule = {self.inner.name!r} has no groups by labels that are known in advance"
         way_out = "take cluster_dirichlet, cluster_n_class or label_permutation"
-        self.require(isinstance(self.inner, (Skewed, LabelPermutation)), f"{has_none}; {way_out}")
+        self.require(
+            isinstance(self.inner, (Skewed, LabelPermutation)), f"{has_none}; {way_out}"
+        )
 
     def check(self, participants: int) -> None:
         super().check(participants)
@@ -217,21 +276,39 @@ class Crossed(Outer):
 
     def truth(self, participants: int) -> list[int | None]:
         inner = [g or 0 for g in self.inner.truth(participants)]
-        rank = [inner[:i].count(g) for i, g in enumerate(inner)]  # of a participant in its group
-        return [g * self.scanners + r * self.scanners // inner.count(g) for g, r in zip(inner, rank)]
+        rank = [
+            inner[:i].count(g) for i, g in enumerate(inner)
+        ]  # of a participant in its group
+        return [
+            g * self.scanners + r * self.scanners // inner.count(g)
+            for g, r in zip(inner, rank)
+        ]
 
-    def shares(self, participants: int, pool: Pool, rng: np.random.Generator) -> np.ndarray | None:
+    def shares(
+        self, participants: int, pool: Pool, rng: np.random.Generator
+    ) -> np.ndarray | None:
         return self.inner.shares(participants, pool, rng)
 
-    def alter(self, samples: Samples, group: int | None, classes: int, seed: int) -> Samples:
+    def alter(
+        self, samples: Samples, group: int | None, classes: int, seed: int
+    ) -> Samples:
         by_labels, device = divmod(group or 0, self.scanners)
         altered = self.inner.alter(samples, by_labels, classes, seed)
         return Scanner(groups=self.scanners).alter(altered, device, classes, seed)
 
 
 OF_PARTICIPANTS = (IID, Dirichlet, NClass, LDA, HeterogeneityTiers, Quantity, Natural)
-OF_GROUPS = (ClusterDirichlet, ClusterNClass, ClassGroups, Crossed, Scanner, LabelPermutation)
-PARTITIONS: dict[str, type[Partition]] = {rule.name: rule for rule in (*OF_PARTICIPANTS, *OF_GROUPS)}
+OF_GROUPS = (
+    ClusterDirichlet,
+    ClusterNClass,
+    ClassGroups,
+    Crossed,
+    Scanner,
+    LabelPermutation,
+)
+PARTITIONS: dict[str, type[Partition]] = {
+    rule.name: rule for rule in (*OF_PARTICIPANTS, *OF_GROUPS)
+}
 
 
 def build_partition(spec: Mapping[str, Any] | str) -> Partition:
@@ -239,5 +316,7 @@ def build_partition(spec: Mapping[str, Any] | str) -> Partition:
     settings = as_spec(spec, "partition")
     name = settings.pop("partition", None)
     if not isinstance(name, str) or name not in PARTITIONS:
-        raise ConfigError(f"partition {name!r} is unknown; there are {', '.join(PARTITIONS)}")
+        raise ConfigError(
+            f"partition {name!r} is unknown; there are {', '.join(PARTITIONS)}"
+        )
     return PARTITIONS[name].of(settings)

@@ -54,13 +54,22 @@ class Repeated:
         parts = []
         every = f"of {self.patients} patients"
         if self.owners:
-            pairs = Counter(" and ".join(plain(owner, 40) for owner in owners) for owners in self.owners.values())
-            listed = "; ".join(f"{count} at {pair}" for pair, count in pairs.most_common(FIRST))
+            pairs = Counter(
+                " and ".join(plain(owner, 40) for owner in owners)
+                for owners in self.owners.values()
+            )
+            listed = "; ".join(
+                f"{count} at {pair}" for pair, count in pairs.most_common(FIRST)
+            )
             names = self._list([*self.owners])
-            parts.append(f"{len(self.owners)} {every} have samples at several owners ({listed}), such as {names}")
+            parts.append(
+                f"{len(self.owners)} {every} have samples at several owners ({listed}), such as {names}"
+            )
         if self.splits:
             names = self._list(self.splits)
-            parts.append(f"{len(self.splits)} {every} have training and test samples, such as {names}")
+            parts.append(
+                f"{len(self.splits)} {every} have training and test samples, such as {names}"
+            )
         return " and ".join(parts)
 
     @staticmethod
@@ -82,7 +91,9 @@ class _Rows:
     def of(cls, train: Samples, test: Samples, by_owner: bool) -> _Rows:
         assert train.patient is not None
         assert test.patient is not None
-        names, patient = np.unique(_join(train.patient, test.patient), return_inverse=True)
+        names, patient = np.unique(
+            _join(train.patient, test.patient), return_inverse=True
+        )
         tested = np.arange(len(patient)) >= len(train)
         if by_owner and train.key is not None and test.key is not None:
             owners, owner = np.unique(_join(train.key, test.key), return_inverse=True)
@@ -136,7 +147,11 @@ def find_repeated(train: Samples, test: Samples, by_owner: bool) -> Repeated:
 
 
 def settle_patients(
-    train: Samples, test: Samples, rule: Literal["refuse", "first", "drop", "allow"], by_owner: bool, where: str
+    train: Samples,
+    test: Samples,
+    rule: Literal["refuse", "first", "drop", "allow"],
+    by_owner: bool,
+    where: str,
 ) -> tuple[Samples, Samples, list[str]]:
     """Gives each patient one place, as a rule says.
 
@@ -161,19 +176,29 @@ def settle_patients(
     if rule == "refuse":
         choices = "first (keeps each at one place), drop (leaves them out) or allow (counts them at each place)"
         reason = f"{repeated.line}: one patient would count as several"
-        raise DataError(f"{where}: {reason}; set {SETTING} to {choices}, and give no two patients one name")
+        raise DataError(
+            f"{where}: {reason}; set {SETTING} to {choices}, and give no two patients one name"
+        )
     if rule == "allow":
         statement = "they count once at each place: epsilon and intervals take them for several patients"
-        in_both = ", and test samples are of patients that trained" if repeated.splits else ""
+        in_both = (
+            ", and test samples are of patients that trained" if repeated.splits else ""
+        )
         return train, test, [f"{repeated.line}: {statement}{in_both}"]
     kept = _choose_rows(_Rows.of(train, test, by_owner), rule)
     left = int((~kept).sum())
-    what = "left out" if rule == "drop" else "kept at the first owner by name, and in training"
+    what = (
+        "left out"
+        if rule == "drop"
+        else "kept at the first owner by name, and in training"
+    )
     line = f"{repeated.line}: {what}, without {left} of {len(kept)} samples"
     train = train.take(np.flatnonzero(kept[: len(train)]))
     test = test.take(np.flatnonzero(kept[len(kept) - len(test) :]))
     if not len(train):
-        raise DataError(f"{where}: {line}, and none is left to train; set {SETTING} to first or allow")
+        raise DataError(
+            f"{where}: {line}, and none is left to train; set {SETTING} to first or allow"
+        )
     return train, test, [line]
 
 

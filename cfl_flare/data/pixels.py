@@ -33,7 +33,10 @@ def _is_range(value: Any) -> bool:
     return bool(value[0] < value[1])
 
 
-RANGE = Bounds("the smallest and the largest number of the pixels, such as [0,255] or [-1024,3071]", _is_range)
+RANGE = Bounds(
+    "the smallest and the largest number of the pixels, such as [0,255] or [-1024,3071]",
+    _is_range,
+)
 RANGE_HELP = (
     "of images of numbers other than bytes and floats in [0, 1]: the smallest and the largest, such as [-1024,3071], "
     "alike at all sites; they become 0 and 1, and what lies outside becomes the nearer one"
@@ -67,14 +70,20 @@ def scale_to(images: np.ndarray, range: Sequence[float], where: str) -> np.ndarr
         return images.astype(np.float32)
     smallest, largest = float(images.min()), float(images.max())
     if not np.isfinite([smallest, largest]).all():
-        raise DataError(f"{where}: an image holds NaN or infinity; fix it or leave it out")
+        raise DataError(
+            f"{where}: an image holds NaN or infinity; fix it or leave it out"
+        )
     if images.dtype == np.uint8 and not 0 <= low < high <= 255:
         reason = f"images are bytes, and range is [{low:g}, {high:g}]"
-        raise DataError(f"{where}: {reason}; bytes are from 0 to 255: give the numbers that they were made of")
+        raise DataError(
+            f"{where}: {reason}; bytes are from 0 to 255: give the numbers that they were made of"
+        )
     covered = min(largest, high) - max(smallest, low)
     if covered < LEAST_PART * (high - low):
         reason = f"images go from {smallest:.4g} to {largest:.4g}, and range is [{low:g}, {high:g}]"
-        raise DataError(f"{where}: {reason}; name the range of these numbers, alike at all sites")
+        raise DataError(
+            f"{where}: {reason}; name the range of these numbers, alike at all sites"
+        )
     scaled = (images.astype(np.float32) - np.float32(low)) / np.float32(high - low)
     return scaled.clip(0, 1)
 
@@ -95,7 +104,9 @@ def check_range(x: np.ndarray, where: str, hint: str) -> None:
     smallest, largest = float(np.nanmin(x)), float(np.nanmax(x))
     if smallest >= -FARTHEST and largest <= FARTHEST:
         return
-    raise DataError(f"{where}: samples go from {smallest:.4g} to {largest:.4g}: expected 0 to 1; {hint}")
+    raise DataError(
+        f"{where}: samples go from {smallest:.4g} to {largest:.4g}: expected 0 to 1; {hint}"
+    )
 
 
 def describe_range(smallest: float, largest: float) -> str:

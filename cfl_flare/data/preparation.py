@@ -98,7 +98,9 @@ class Preparation:
         fill, mean, deviation = np.zeros(width), np.zeros(width), np.ones(width)
         for column, place in columns.places:
             if column.is_scaled:
-                is_agreed = scaling == "none" or (scaling != "site" and column.mean is not None)
+                is_agreed = scaling == "none" or (
+                    scaling != "site" and column.mean is not None
+                )
                 require(is_agreed, _describe_own_rows(column, scaling), ColumnsError)
                 mean[place.start] = UNSCALED if column.mean is None else column.mean
                 deviation[place.start] = column.deviation or 1.0
@@ -108,7 +110,14 @@ class Preparation:
         if scaling == "none":
             mean = np.full_like(mean, UNSCALED)
             deviation = np.full_like(deviation, UNSCALED)
-        return cls(columns, fill, mean, deviation, CLIP if scaling == "auto" else None, is_agreed=True)
+        return cls(
+            columns,
+            fill,
+            mean,
+            deviation,
+            CLIP if scaling == "auto" else None,
+            is_agreed=True,
+        )
 
     @classmethod
     def fitted(cls, x: np.ndarray, columns: Columns, scaling: Scaling) -> Preparation:
@@ -128,7 +137,11 @@ class Preparation:
         if is_agreed_only():
             return cls.from_columns(columns, scaling)
         is_number = columns.scaled
-        mean, deviation, fill = np.zeros(len(is_number)), np.ones(len(is_number)), np.zeros(len(is_number))
+        mean, deviation, fill = (
+            np.zeros(len(is_number)),
+            np.ones(len(is_number)),
+            np.zeros(len(is_number)),
+        )
         if is_number.any():
             values = x[:, is_number]
             some = ~np.isnan(values).all(axis=0)
@@ -137,12 +150,16 @@ class Preparation:
                 mean[is_number] = [column.mean or 0.0 for column in scaled]
                 deviation[is_number] = [column.deviation or 1.0 for column in scaled]
             elif scaling == "auto":
-                scales = [_safe_scale(column, values[:, i]) for i, column in enumerate(scaled)]
+                scales = [
+                    _safe_scale(column, values[:, i]) for i, column in enumerate(scaled)
+                ]
                 mean[is_number], deviation[is_number] = np.array(scales).T
             else:
                 scaler = StandardScaler().fit(np.where(some, values, 0.0))
                 mean[is_number], deviation[is_number] = scaler.mean_, scaler.scale_
-            fill[is_number] = np.nanmedian(np.where(some, values, mean[is_number]), axis=0)
+            fill[is_number] = np.nanmedian(
+                np.where(some, values, mean[is_number]), axis=0
+            )
         for column, place in columns.places:
             if column.categories and not column.is_scaled:
                 of_categories = slice(place.start, place.stop - column.missing)
@@ -170,30 +187,55 @@ class Preparation:
         """How many numbers of features ``(n, d)`` are too far from their mean, and are clipped."""
         if self.clip is None:
             return 0
-        return int((np.abs(x - self.mean) > self.clip * self.deviation)[:, self.columns.scaled].sum())
+        return int(
+            (np.abs(x - self.mean) > self.clip * self.deviation)[
+                :, self.columns.scaled
+            ].sum()
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        numbers = {name: getattr(self, name).tolist() for name in ("fill", "mean", "deviation")}
-        return {"columns": self.columns.to_dict(), **numbers, **({} if self.clip is None else {"clip": self.clip})}
+        numbers = {
+            name: getattr(self, name).tolist() for name in ("fill", "mean", "deviation")
+        }
+        return {
+            "columns": self.columns.to_dict(),
+            **numbers,
+            **({} if self.clip is None else {"clip": self.clip}),
+        }
 
     @classmethod
     def of(cls, value: Any, where: str) -> Preparation:
         """From what `to_dict` made; a ConfigError if it is something else."""
-        require(isinstance(value, Mapping), f"{where} should be a dictionary; name a file that cfl_flare wrote")
+        require(
+            isinstance(value, Mapping),
+            f"{where} should be a dictionary; name a file that cfl_flare wrote",
+        )
         columns = Columns.of(value.get("columns") or {}, where).usable(where)
         width, arrays = len(columns.features), {}
         for name in ("fill", "mean", "deviation"):
             try:
                 array = arrays[name] = np.array(value.get(name), np.float64)
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
-                raise ConfigError(f"{where}: {name} should be numbers; name a file that cfl_flare wrote") from error
+                raise ConfigError(
+                    f"{where}: {name} should be numbers; name a file that cfl_flare wrote"
+                ) from error
             bounded = array.shape == (width,) and bool((np.abs(array) <= LARGEST).all())
             wanted = f"{width} numbers of at most {LARGEST:g} in size"
             require(bounded, f"{where}: {name} should be {wanted}; name a whole file")
-        require(bool((arrays["deviation"] > 0).all()), f"{where}: a deviation is not above 0; name a whole file")
+        require(
+            bool((arrays["deviation"] > 0).all()),
+            f"{where}: a deviation is not above 0; name a whole file",
+        )
         clip = value.get("clip")
-        above = isinstance(clip, (int, float)) and not isinstance(clip, bool) and 0 < clip <= LARGEST
-        require(clip is None or above, f"{where}: clip = {shown(clip)} should be a number above 0; name a whole file")
+        above = (
+            isinstance(clip, (int, float))
+            and not isinstance(clip, bool)
+            and 0 < clip <= LARGEST
+        )
+        require(
+            clip is None or above,
+            f"{where}: clip = {shown(clip)} should be a number above 0; name a whole file",
+        )
         return cls(columns, arrays["fill"], arrays["mean"], arrays["deviation"], clip)
 
 
@@ -218,11 +260,17 @@ def _safe_scale(column: Column, values: np.ndarray) -> tuple[float, float]:
     if column.mean is not None and column.deviation:
         return column.mean, column.deviation
     there = values[~np.isnan(values)]
-    possible = (0, len(column.categories) - 1) if column.kind == "ordinal" else column.range
+    possible = (
+        (0, len(column.categories) - 1) if column.kind == "ordinal" else column.range
+    )
     low, high = possible or ((there.min(), there.max()) if len(there) else (0.0, 0.0))
     bound = (high - low) * (OF_ROWS if possible is None else OF_POSSIBLE)
     weight = len(there) / (len(there) + BOUND_ROWS)
-    mean, variance = (float(there.mean()), float(there.var())) if len(there) else ((low + high) / 2, 0.0)
+    mean, variance = (
+        (float(there.mean()), float(there.var()))
+        if len(there)
+        else ((low + high) / 2, 0.0)
+    )
     if column.mean is not None:  # common, of a column without a deviation
         mean = column.mean
     elif possible is not None:
@@ -240,4 +288,6 @@ def _most_frequent(x: np.ndarray) -> np.ndarray:
     if x.shape[1] == 1:
         return np.array([float(there.mean() > 0.5)])
     counts = there.sum(axis=0)
-    return (np.arange(len(counts)) == counts.argmax()).astype(np.float64) * bool(counts.any())
+    return (np.arange(len(counts)) == counts.argmax()).astype(np.float64) * bool(
+        counts.any()
+    )

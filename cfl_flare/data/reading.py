@@ -34,12 +34,18 @@ def _are_replacements(value: Any) -> bool:
     if not isinstance(value, Mapping) or len(value) > MOST_REPLACED:
         return False
     are_texts = all(isinstance(old, str) and 0 < len(old) <= 500 for old in value)
-    return are_texts and all(isinstance(new, (str, int, float)) and len(str(new)) <= 500 for new in value.values())
+    return are_texts and all(
+        isinstance(new, (str, int, float)) and len(str(new)) <= 500
+        for new in value.values()
+    )
 
 
 def _one_of(named: dict[str, str]) -> Bounds:
     known = {*named, *named.values()}
-    return Bounds("one of " + ", ".join(f"{name} ({mark!r})" for name, mark in named.items()), known.__contains__)
+    return Bounds(
+        "one of " + ", ".join(f"{name} ({mark!r})" for name, mark in named.items()),
+        known.__contains__,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +58,9 @@ class Reading:
         bounds=_one_of(SEPARATORS),
     )
     decimal: str | None = setting(
-        None, help="the decimal mark of numbers in text: point (default), comma", bounds=_one_of(DECIMALS)
+        None,
+        help="the decimal mark of numbers in text: point (default), comma",
+        bounds=_one_of(DECIMALS),
     )
     thousands: str | None = setting(
         None,
@@ -62,19 +70,26 @@ class Reading:
     replace: Mapping[str, Any] | None = setting(
         None,
         help='texts, and what to read in their place, as {"> 89": 90, "Emergency": "emergency"}',
-        bounds=Bounds(f"up to {MOST_REPLACED:,} texts, and a text or number for each", _are_replacements),
+        bounds=Bounds(
+            f"up to {MOST_REPLACED:,} texts, and a text or number for each",
+            _are_replacements,
+        ),
     )
     encoding: str | None = setting(
         None,
         help="of a text file: utf-8 (default), utf-16, cp1252 (Windows in western Europe), latin-1, ...",
-        bounds=Bounds("a text file's encoding, such as utf-8, utf-16, cp1252 or latin-1", _is_encoding),
+        bounds=Bounds(
+            "a text file's encoding, such as utf-8, utf-16, cp1252 or latin-1",
+            _is_encoding,
+        ),
     )
     dayfirst: bool | None = setting(
         None,
         help="of dates such as 31/12/1996 the day is first; False: the month is; default: 1996-12-31 alone is a date",
     )
     split: str | None = setting(
-        None, help="the column that says train or test of each row, in place of a random share; it is not a feature"
+        None,
+        help="the column that says train or test of each row, in place of a random share; it is not a feature",
     )
     zero_times: str | None = setting(
         None,
@@ -85,8 +100,15 @@ class Reading:
 
     def over(self, other: Reading | None) -> Reading:
         """These settings alone, and the other's where these say nothing."""
-        pairs = ((name, getattr(self, name), getattr(other, name, None)) for name in READING)
-        return Reading(**{name: default if value is None else value for name, value, default in pairs})
+        pairs = (
+            (name, getattr(self, name), getattr(other, name, None)) for name in READING
+        )
+        return Reading(
+            **{
+                name: default if value is None else value
+                for name, value, default in pairs
+            }
+        )
 
     def separator(self, path: Path) -> str:
         """What separates the values of a text file; by its ending unless it is set."""

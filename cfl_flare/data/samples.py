@@ -67,7 +67,10 @@ class Samples:
         return cls(images, labels.astype(np.int64) if are_classes else labels)
 
     def take(self, indices: np.ndarray) -> Samples:
-        notes = {name: None if (of := getattr(self, name)) is None else of[indices] for name in NOTES}
+        notes = {
+            name: None if (of := getattr(self, name)) is None else of[indices]
+            for name in NOTES
+        }
         return Samples(self.x[indices], self.y[indices], **notes, classes=self.classes)
 
     @property
@@ -78,9 +81,16 @@ class Samples:
 
     def joined(self, other: Samples) -> Samples:
         """Its samples, then the other's; float32 where only one has bytes, labels as floats where only one's are."""
-        x, others = (self.x, other.x) if self.x.dtype == other.x.dtype else (scaled(self.x), scaled(other.x))
+        x, others = (
+            (self.x, other.x)
+            if self.x.dtype == other.x.dtype
+            else (scaled(self.x), scaled(other.x))
+        )
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in NOTES}
-        notes = {name: None if a is None or b is None else np.concatenate((a, b)) for name, (a, b) in pairs.items()}
+        notes = {
+            name: None if a is None or b is None else np.concatenate((a, b))
+            for name, (a, b) in pairs.items()
+        }
         y = np.concatenate((self.y, other.y))
         return Samples(np.concatenate((x, others)), y, **notes, classes=self.classes)
 
@@ -93,9 +103,13 @@ class Samples:
         x, y = self.x, self.y
         for name, array in (("x", x), ("y", y)):
             if not isinstance(array, np.ndarray) or not array.ndim:
-                raise DataError(f"{where}: {name} is a {type(array).__name__}; make it an array, one row per sample")
+                raise DataError(
+                    f"{where}: {name} is a {type(array).__name__}; make it an array, one row per sample"
+                )
         if len(x) != len(y):
-            raise DataError(f"{where}: {len(x)} samples but {len(y)} labels; give one label per sample")
+            raise DataError(
+                f"{where}: {len(x)} samples but {len(y)} labels; give one label per sample"
+            )
         if len(y) < fewest:
             raise DataError(f"{where}: no samples; it needs some")
         if not len(y):
@@ -103,16 +117,22 @@ class Samples:
         check_labels(y, x, where)
         _check_classes(self, where)
         gaps = missing and x.dtype.kind == "f" and bool(np.isnan(x).any())
-        check_values(np.nan_to_num(x, posinf=np.inf, neginf=-np.inf) if gaps else x, where)
+        check_values(
+            np.nan_to_num(x, posinf=np.inf, neginf=-np.inf) if gaps else x, where
+        )
         for what, names in (("key", self.key), ("patient", self.patient)):
             if names is not None and names.shape != y.shape[:1]:
                 reason = f"{what}s have shape {names.shape}, labels {y.shape}"
                 raise DataError(f"{where}: {reason}; give one {what} per sample")
             if names is not None and names.dtype.kind not in "iuU":
-                raise DataError(f"{where}: {what}s have dtype {names.dtype}; use whole numbers or text")
+                raise DataError(
+                    f"{where}: {what}s have dtype {names.dtype}; use whole numbers or text"
+                )
             if names is not None and names.dtype.kind == "U" and (names == "").any():
                 row = int(np.flatnonzero(names == "")[0])
-                raise DataError(f"{where}: sample {row} has no {what}; name it, or leave the sample out")
+                raise DataError(
+                    f"{where}: sample {row} has no {what}; name it, or leave the sample out"
+                )
         return self
 
 
@@ -122,11 +142,23 @@ def _check_classes(samples: Samples, where: str) -> None:
         return
     check_names(samples.classes, where)
     form = form_of(samples.y, where)
-    count = {"class": samples.outputs, "mask": samples.outputs, "several": samples.y.shape[-1]}.get(form, 0)
-    fits = len(samples.classes) == count if form == "several" else len(samples.classes) >= count > 0
+    count = {
+        "class": samples.outputs,
+        "mask": samples.outputs,
+        "several": samples.y.shape[-1],
+    }.get(form, 0)
+    fits = (
+        len(samples.classes) == count
+        if form == "several"
+        else len(samples.classes) >= count > 0
+    )
     if not fits:
-        reason = f"{len(samples.classes)} names of classes, and labels have {count} classes"
-        raise DataError(f"{where}: {reason}; give each class a name, in the order of their numbers")
+        reason = (
+            f"{len(samples.classes)} names of classes, and labels have {count} classes"
+        )
+        raise DataError(
+            f"{where}: {reason}; give each class a name, in the order of their numbers"
+        )
 
 
 def check_values(x: np.ndarray, where: str) -> np.ndarray:
@@ -139,10 +171,14 @@ def check_values(x: np.ndarray, where: str) -> np.ndarray:
     rows = x.reshape(len(x), -1)
     largest = np.maximum(rows.max(axis=1), -rows.min(axis=1))
     if len(bad := np.flatnonzero(~np.isfinite(largest))):
-        raise DataError(f"{where}: sample {bad[0]} holds NaN or infinity; fix it or leave it out")
+        raise DataError(
+            f"{where}: sample {bad[0]} holds NaN or infinity; fix it or leave it out"
+        )
     if float(largest.max()) > LARGEST:
         place = largest.argmax()
-        raise DataError(f"{where}: sample {place} reaches {largest.max():.3g}; scale the samples to about 0 to 1")
+        raise DataError(
+            f"{where}: sample {place} reaches {largest.max():.3g}; scale the samples to about 0 to 1"
+        )
     return x
 
 
@@ -191,7 +227,9 @@ class DataSource(ABC):
     def load(self) -> tuple[Samples, Samples]:
         """Training and test samples."""
 
-    def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation | None:
+    def preparation(
+        self, train: Samples, federation: Samples | None = None
+    ) -> Preparation | None:
         """What fills up and scales a participant's samples for its models; None if they are normalised as pixels.
 
         Args:
@@ -235,7 +273,9 @@ class Wrapped(NamedSource):
         with self.leave():
             return self.inner.load()
 
-    def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation | None:
+    def preparation(
+        self, train: Samples, federation: Samples | None = None
+    ) -> Preparation | None:
         with self.leave():
             return self.inner.preparation(train, federation)
 
@@ -292,4 +332,6 @@ def channels_first(images: np.ndarray, where: str) -> np.ndarray:
         return images[:, None]
     if images.ndim == 4 and images.shape[3] in (1, 3):
         return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    raise DataError(f"{where}: images have shape {images.shape}; it should be (n, h, w) or (n, h, w, 3)")
+    raise DataError(
+        f"{where}: images have shape {images.shape}; it should be (n, h, w) or (n, h, w, 3)"
+    )

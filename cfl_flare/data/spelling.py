@@ -72,7 +72,11 @@ def find_near(text: str, known: Collection[str]) -> str | None:
         return same
     wanted = fold_text(text)
     folded = {fold_text(other): other for other in known}
-    long = [name for name in folded if len(name) >= SHORTEST and _list_digits(name) == _list_digits(wanted)]
+    long = [
+        name
+        for name in folded
+        if len(name) >= SHORTEST and _list_digits(name) == _list_digits(wanted)
+    ]
     close = difflib.get_close_matches(wanted, long, 1, NEAR)
     return folded[close[0]] if close else None
 

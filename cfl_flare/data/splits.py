@@ -21,14 +21,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samples, Samples]:
+def split_by_class(
+    samples: Samples, test_share: float, seed: int
+) -> tuple[Samples, Samples]:
     """Splits off the same share of each class, or of each other stratum of the labels, for testing.
 
     If samples have owners, it is the same share of each one's samples, spread over its classes. If they have patients,
     these are split instead, each by the label and the owner of its first sample.
     """
     if samples.patient is not None:
-        _, first, number = np.unique(samples.patient, return_index=True, return_inverse=True)
+        _, first, number = np.unique(
+            samples.patient, return_index=True, return_inverse=True
+        )
         owners = None if samples.key is None else samples.key[first]
         patients = Samples(np.arange(len(first)), samples.y[first], owners)
         _, tests = split_by_class(patients, test_share, seed)
@@ -43,8 +47,12 @@ def split_by_class(samples: Samples, test_share: float, seed: int) -> tuple[Samp
             train.append(order[count:])
         return samples.take(np.concatenate(train)), samples.take(np.concatenate(test))
     tested = np.zeros(len(samples), bool)
-    for rows in _by_owner(owner, np.lexsort((rng.permutation(len(samples)), stratum, owner))):
-        count = round(len(rows) * test_share)  # equally spaced rows, sorted by their classes
+    for rows in _by_owner(
+        owner, np.lexsort((rng.permutation(len(samples)), stratum, owner))
+    ):
+        count = round(
+            len(rows) * test_share
+        )  # equally spaced rows, sorted by their classes
         places = (np.arange(count) + rng.random()) * len(rows) / max(1, count)
         tested[rows[places.astype(np.int64)]] = True
     return _split(samples, tested)
@@ -60,7 +68,11 @@ def _by_owner(owner: np.ndarray, order: np.ndarray) -> list[np.ndarray]:
 
 
 def split_by_time(
-    samples: Samples, when: np.ndarray, test_share: float, first_days: int | None, where: str
+    samples: Samples,
+    when: np.ndarray,
+    test_share: float,
+    first_days: int | None,
+    where: str,
 ) -> tuple[Samples, Samples]:
     """Splits each owner's samples by their days ``when (n,)``: the earlier ones train, the later ones are for testing.
 
@@ -68,7 +80,9 @@ def split_by_time(
     ``test_share`` of its samples are for testing.
     """
     if len(undated := np.flatnonzero(np.isnan(when))):
-        raise DataError(f"{where}: sample {undated[0]} has no date; fill it in or leave it out")
+        raise DataError(
+            f"{where}: sample {undated[0]} has no date; fill it in or leave it out"
+        )
     owner = np.zeros(len(samples)) if samples.key is None else samples.key
     tested = np.zeros(len(samples), bool)
     for rows in _by_owner(owner, np.lexsort((when, owner))):
@@ -79,16 +93,22 @@ def split_by_time(
     return _split(samples, tested)
 
 
-def split_as_named(samples: Samples, says: pd.Series, where: str) -> tuple[Samples, Samples]:
+def split_as_named(
+    samples: Samples, says: pd.Series, where: str
+) -> tuple[Samples, Samples]:
     """Splits samples as a column says of each: ``train`` or ``test``, in any case; a DataError for anything else."""
     splits = says.str.lower().replace({"training": "train", "testing": "test"})
     if len(wrong := np.flatnonzero(~splits.isin(("train", "test")).to_numpy(bool))):
         row = says.index[wrong[0]] + 1
-        raise DataError(f"{where}: row {row} says {shown(says.iloc[wrong[0]])}; write train or test in each row")
+        raise DataError(
+            f"{where}: row {row} says {shown(says.iloc[wrong[0]])}; write train or test in each row"
+        )
     return _split(samples, (splits == "test").to_numpy(bool))
 
 
-def draw_indicator(labels: np.ndarray, per_class: int, seed: int, where: str, spare: int = 0) -> np.ndarray:
+def draw_indicator(
+    labels: np.ndarray, per_class: int, seed: int, where: str, spare: int = 0
+) -> np.ndarray:
     """Indices of ``per_class`` samples (N_c) of each class, one class after the other (FedDSMIC sec. 4.2).
 
     A server compares models' predictions on these. They depend on the labels and the seed alone, and a larger draw
@@ -105,8 +125,12 @@ def draw_indicator(labels: np.ndarray, per_class: int, seed: int, where: str, sp
         wanted = f"indicator_samples = {per_class} of each class{' and others to train on' * bool(spare)}"
         few = f"class {c} has {len(members)} training samples, too few for {wanted}"
         enough = len(members) >= per_class + spare
-        require(enough, f"{where}: {few}; lower indicator_samples, or give more samples")
-        chosen.append(stream(seed, "indicator samples", int(c)).permutation(members)[:per_class])
+        require(
+            enough, f"{where}: {few}; lower indicator_samples, or give more samples"
+        )
+        chosen.append(
+            stream(seed, "indicator samples", int(c)).permutation(members)[:per_class]
+        )
     return np.concatenate(chosen)
 
 
@@ -116,8 +140,13 @@ def read_indicator(path: str, per_class: int, seed: int) -> Samples:
     The file is found as by the source npz.
     """
     file = find(path, "indicator_file")
-    arrays, where = read_npz(file, ["train_images", "train_labels"]), f"indicator_file {file}"
-    samples = Samples.of_images(where, arrays["train_images"], arrays["train_labels"]).check(where)
+    arrays, where = (
+        read_npz(file, ["train_images", "train_labels"]),
+        f"indicator_file {file}",
+    )
+    samples = Samples.of_images(
+        where, arrays["train_images"], arrays["train_labels"]
+    ).check(where)
     check_range(samples.x, where, "bring the images to uint8, or to floats in [0, 1]")
     chosen = samples.take(draw_indicator(samples.y, per_class, seed, where))
     return Samples(normalised(chosen.x), chosen.y)

@@ -98,7 +98,9 @@ class DataSummary:
             outputs=outputs,
             train=_counts(y, form, outputs),
             test=_counts(test_y, form, outputs),
-            span=None if numbers is None else (float(numbers.mean()), float(numbers.min()), float(numbers.max())),
+            span=None
+            if numbers is None
+            else (float(numbers.mean()), float(numbers.min()), float(numbers.max())),
             reach=float(np.abs(x).max()),
             identical=len(x) > 1 and bool((x == x[:1]).all()),
             names=data.train.classes,
@@ -117,7 +119,11 @@ class DataSummary:
     @property
     def counts(self) -> str:
         """Training and test samples by label, or the span of the training numbers."""
-        span = "" if self.span is None else "mean {:.4g}, from {:.4g} to {:.4g}".format(*self.span)
+        span = (
+            ""
+            if self.span is None
+            else "mean {:.4g}, from {:.4g} to {:.4g}".format(*self.span)
+        )
         if self.form == "number":
             return span
         counts = zip(range(len(self.train)), self.train, self.test)
@@ -137,10 +143,17 @@ class DataSummary:
         """What is unusual but does not prevent a job from running, each with its way out."""
         untested = "no test samples: it trains, and no figure says how good its model is here; keep some samples back"
         counts = enumerate(zip(self.train, self.test))
-        absent = [self._name(c) for c, (n, m) in counts if m and not n and self.form != "time"]
+        absent = [
+            self._name(c) for c, (n, m) in counts if m and not n and self.form != "time"
+        ]
         unknown = f"test labels {', '.join(absent)} never occur in training; check how the two were split"
         identical = "all training samples are the same; check how they were written"
-        lines = [untested * (not self.samples[1]), unknown * bool(absent), self._alike, identical * self.identical]
+        lines = [
+            untested * (not self.samples[1]),
+            unknown * bool(absent),
+            self._alike,
+            identical * self.identical,
+        ]
         return [line for line in (*lines, self._without_rows, self.unscaled) if line]
 
     @property
@@ -148,7 +161,11 @@ class DataSummary:
         """A remark on classes that no sample has; empty if all have some."""
         if self.form != "class":
             return ""
-        empty = [self._name(c) for c, (n, m) in enumerate(zip(self.train, self.test)) if not n + m]
+        empty = [
+            self._name(c)
+            for c, (n, m) in enumerate(zip(self.train, self.test))
+            if not n + m
+        ]
         if not empty:
             return ""
         way_out = "if the labels are codes and not numbers from 0, name them by classes, alike at all sites"
@@ -159,14 +176,22 @@ class DataSummary:
     @property
     def _alike(self) -> str:
         """A remark on training labels from which nothing can be learned; empty if they differ."""
-        if self.form == "number" and self.span is not None and self.span[1] == self.span[2]:
-            return f"all training samples have label {self.span[1]:.4g}; check the labels"
+        if (
+            self.form == "number"
+            and self.span is not None
+            and self.span[1] == self.span[2]
+        ):
+            return (
+                f"all training samples have label {self.span[1]:.4g}; check the labels"
+            )
         if self.form == "class" and np.count_nonzero(self.train) == 1:
             return f"all training samples have label {self._name(int(np.argmax(self.train)))}; check the labels"
         if self.form == "several" and not any(self.train):
             return "no training sample has a finding; check the labels"
         if self.form == "mask" and not any(self.train[1:]):
-            return "no training mask has a class besides the background; check the masks"
+            return (
+                "no training mask has a class besides the background; check the masks"
+            )
         if self.form == "time" and not self.train[1]:
             return "no training sample has the event; check the column of events"
         return ""
@@ -194,12 +219,18 @@ def _counts(y: np.ndarray, form: str, outputs: int) -> tuple[int, ...]:
         return tuple(y.sum(axis=0, dtype=np.int64).tolist())
     if form == "mask":
         return tuple(int((y == c).any(axis=(1, 2)).sum()) for c in range(outputs))
-    return tuple(np.bincount(strata(y), minlength=labels).tolist()) if len(y) else (0,) * labels
+    return (
+        tuple(np.bincount(strata(y), minlength=labels).tolist())
+        if len(y)
+        else (0,) * labels
+    )
 
 
 def class_lines(people: Sequence[ParticipantData]) -> list[str]:
     """Lines on the classes of participants together: their names by number, and classes without a sample."""
-    labels = [part.y for data in people for part in (data.train, data.test) if len(part)]
+    labels = [
+        part.y for data in people for part in (data.train, data.test) if len(part)
+    ]
     if not labels or form_of(labels[0], people[0].name) != "class":
         return []
     names = people[0].train.classes
@@ -243,7 +274,9 @@ class PartitionReport:
 
     def name_class(self, number: int) -> str:
         """What a class is called in tables and figures."""
-        return plain(self.classes[number], LONGEST_NAME) if self.classes else str(number)
+        return (
+            plain(self.classes[number], LONGEST_NAME) if self.classes else str(number)
+        )
 
 
 def participant_names(participants: int) -> list[str]:
@@ -252,14 +285,19 @@ def participant_names(participants: int) -> list[str]:
     return [f"p{i:0{width}d}" for i in range(participants)]
 
 
-def report_of(train: Samples, test: Samples, deal: Deal, rule: str, names: list[str] | None = None) -> PartitionReport:
+def report_of(
+    train: Samples, test: Samples, deal: Deal, rule: str, names: list[str] | None = None
+) -> PartitionReport:
     """Counts the samples of a deal of a source's splits by a rule, perhaps to participants of these names."""
     y = np.concatenate((strata(train.y), strata(test.y, train.y)))
     classes = int(y.max()) + 1
     counts, test_counts = (
-        np.stack([np.bincount(y[part], minlength=classes) for part in parts]) for parts in (deal.train, deal.test)
+        np.stack([np.bincount(y[part], minlength=classes) for part in parts])
+        for parts in (deal.train, deal.test)
     )
-    times = np.bincount(np.concatenate((*deal.train, *deal.test)), minlength=len(y))  # that each sample was dealt
+    times = np.bincount(
+        np.concatenate((*deal.train, *deal.test)), minlength=len(y)
+    )  # that each sample was dealt
     return PartitionReport(
         rule=rule,
         names=names or participant_names(len(deal.train)),

@@ -57,10 +57,16 @@ class Table(Reading, NamedSource):
     name: ClassVar[str] = "table"
     prepares: ClassVar[bool] = True
 
-    path: str = setting(help="the file, found as by the source npz; read by its ending, else as CSV")
-    label: str | None = setting(None, help="the column of classes, numbers, or times if event is set; default label")
+    path: str = setting(
+        help="the file, found as by the source npz; read by its ending, else as CSV"
+    )
+    label: str | None = setting(
+        None,
+        help="the column of classes, numbers, or times if event is set; default label",
+    )
     key: str | None = setting(
-        None, help="the column with each row's owner, which is a participant (partition natural); it is not a feature"
+        None,
+        help="the column with each row's owner, which is a participant (partition natural); it is not a feature",
     )
     patient: str | None = setting(
         None,
@@ -68,7 +74,10 @@ class Table(Reading, NamedSource):
         "protects all of them at once; it is not a feature",
     )
     test_share: float = setting(
-        0.25, help="share of each class that is used for testing; with key, of each owner's rows", gt=0, lt=1
+        0.25,
+        help="share of each class that is used for testing; with key, of each owner's rows",
+        gt=0,
+        lt=1,
     )
     seed: int = setting(0, help="seed of that split")
     event: str | None = setting(
@@ -82,7 +91,8 @@ class Table(Reading, NamedSource):
         "method groups; it is not a feature",
     )
     time: str | None = setting(
-        None, help="a column of dates: each owner's latest rows are for testing, not random ones; it is not a feature"
+        None,
+        help="a column of dates: each owner's latest rows are for testing, not random ones; it is not a feature",
     )
     first_days: int | None = setting(
         None,
@@ -90,16 +100,28 @@ class Table(Reading, NamedSource):
         ge=1,
     )
     columns: Mapping[str, Any] | str | None = setting(
-        None, help="what the columns mean: the file that 'cfl-flare columns' wrote, or what is in it"
+        None,
+        help="what the columns mean: the file that 'cfl-flare columns' wrote, or what is in it",
     )
-    take: Sequence[str] | None = setting(None, help="the columns that become features, as [age,sex]; default all")
-    leave: Sequence[str] | None = setting(None, help="columns that are left out, as [id,note]")
-    categories: Sequence[str] | None = setting(None, help="columns of numbers that are codes of categories")
+    take: Sequence[str] | None = setting(
+        None, help="the columns that become features, as [age,sex]; default all"
+    )
+    leave: Sequence[str] | None = setting(
+        None, help="columns that are left out, as [id,note]"
+    )
+    categories: Sequence[str] | None = setting(
+        None, help="columns of numbers that are codes of categories"
+    )
     absent: Sequence[str | float] | None = setting(
         None, help="texts and numbers that mean that a value is missing, as [?,NA,-1]"
     )
-    missing: bool = setting(False, help="add whether a value is missing as a feature, where a column lacks some")
-    unlabelled: Literal["refuse", "leave"] = setting("refuse", help="what happens to rows that have no label")
+    missing: bool = setting(
+        False,
+        help="add whether a value is missing as a feature, where a column lacks some",
+    )
+    unlabelled: Literal["refuse", "leave"] = setting(
+        "refuse", help="what happens to rows that have no label"
+    )
     scaling: Scaling = setting(
         "auto",
         help="numbers are scaled by a mean and deviation that all agree on (federation), by the participant's own "
@@ -117,24 +139,40 @@ class Table(Reading, NamedSource):
             values = [value] if isinstance(value, str) else value
             if name == "absent" and isinstance(values, (list, tuple)):
                 values = as_texts(values)
-            is_list = isinstance(values, (list, tuple)) and all(isinstance(text, str) for text in values)
+            is_list = isinstance(values, (list, tuple)) and all(
+                isinstance(text, str) for text in values
+            )
             wanted = f"{name} = {shown(values)} should be a list of text, as [a,b]"
             require(is_list or values is None, f"data table: {wanted}")
             object.__setattr__(self, name, values)
         super().__post_init__()
         purposes = {name: getattr(self, name) for name in PURPOSES}
         for (purpose, name), (other, same) in combinations(purposes.items(), 2):
-            differ = name is None or name != same or {purpose, other} == {"key", "group"}
-            require(differ, f"data table: {purpose} and {other} are both {same!r}; they are different columns")
+            differ = (
+                name is None or name != same or {purpose, other} == {"key", "group"}
+            )
+            require(
+                differ,
+                f"data table: {purpose} and {other} are both {same!r}; they are different columns",
+            )
         both = f"split = {self.split!r} and time = {self.time!r} both say which rows test; leave one out"
         require(self.split is None or self.time is None, f"data table: {both}")
-        require(self.take is None or self.leave is None, "data table: take and leave are both given; give one of them")
-        chosen = [name for name in ("take", "categories", "missing") if getattr(self, name)]
+        require(
+            self.take is None or self.leave is None,
+            "data table: take and leave are both given; give one of them",
+        )
+        chosen = [
+            name for name in ("take", "categories", "missing") if getattr(self, name)
+        ]
         both = f"columns says what the columns mean, and so does {', '.join(chosen)}; leave one out"
         require(self.columns is None or not chosen, f"data table: {both}")
         alone = f"first_days = {self.first_days} counts from a date; name its column with time"
-        require(self.first_days is None or self.time is not None, f"data table: {alone}")
-        if self.agreed_columns is not None:  # what is in the file, as a job's sites do not have it
+        require(
+            self.first_days is None or self.time is not None, f"data table: {alone}"
+        )
+        if (
+            self.agreed_columns is not None
+        ):  # what is in the file, as a job's sites do not have it
             object.__setattr__(self, "columns", self.agreed_columns.to_dict())
 
     @property
@@ -144,7 +182,11 @@ class Table(Reading, NamedSource):
     @cached_property
     def agreed_columns(self) -> Columns | None:
         where = "data table: columns"
-        return None if self.columns is None else columns_of(self.columns, where).usable(where)
+        return (
+            None
+            if self.columns is None
+            else columns_of(self.columns, where).usable(where)
+        )
 
     @property
     def agreed_classes(self) -> tuple[str, ...]:
@@ -172,13 +214,19 @@ class Table(Reading, NamedSource):
         samples.check(str(path), missing=True)
         split = self._read.split
         if split is not None:
-            train, test = split_as_named(samples, features.texts(frame[split]), f"{path}: column {split!r}")
+            train, test = split_as_named(
+                samples, features.texts(frame[split]), f"{path}: column {split!r}"
+            )
         elif self.time is None:
             train, test = split_by_class(samples, self.test_share, self.seed)
         else:
             when = features.days(frame[self.time], f"{path}: column {self.time!r}")
-            train, test = split_by_time(samples, when, self.test_share, self.first_days, str(path))
-        return train.check(f"{path}: training", missing=True), test.check(f"{path}: test", missing=True, fewest=0)
+            train, test = split_by_time(
+                samples, when, self.test_share, self.first_days, str(path)
+            )
+        return train.check(f"{path}: training", missing=True), test.check(
+            f"{path}: test", missing=True, fewest=0
+        )
 
     def _label(self) -> str:
         agreed = self.agreed_columns
@@ -186,7 +234,14 @@ class Table(Reading, NamedSource):
 
     def _others(self) -> list[str]:
         """The columns that are neither features nor the label."""
-        columns = (self.key, self.patient, self.event, self.group, self.time, self._read.split)
+        columns = (
+            self.key,
+            self.patient,
+            self.event,
+            self.group,
+            self.time,
+            self._read.split,
+        )
         return [name for name in columns if name]
 
     @cached_property
@@ -194,16 +249,34 @@ class Table(Reading, NamedSource):
         """The file, its table, what the columns mean, and the labels; read once, for all participants."""
         path = find(self.path, "data table")
         frame, columns = self._frame(path)
-        return path, frame, columns, features.outcomes(frame, path, columns, self.event, self.unlabelled == "leave")
+        return (
+            path,
+            frame,
+            columns,
+            features.outcomes(
+                frame, path, columns, self.event, self.unlabelled == "leave"
+            ),
+        )
 
     def _frame(self, path: Path) -> tuple[pd.DataFrame, Columns]:
         """The table, and what its columns mean, with all that this source says of them."""
         agreed, leave = self.agreed_columns, tuple(self.leave or ())
-        absent = tuple(dict.fromkeys((*map(str, self.absent or ()), *(agreed.absent if agreed is not None else ()))))
+        absent = tuple(
+            dict.fromkeys(
+                (
+                    *map(str, self.absent or ()),
+                    *(agreed.absent if agreed is not None else ()),
+                )
+            )
+        )
         header = agreed.names if agreed is not None else ()
         frame = read_frame(path, header, absent, self._read, self._names_read(agreed))
         ways_out = dict.fromkeys((*(self.take or ()), *leave), "take and leave")
-        settings = {"label, or CFL_LABEL": self._label(), "key": self.key, "event, or CFL_EVENT": self.event}
+        settings = {
+            "label, or CFL_LABEL": self._label(),
+            "key": self.key,
+            "event, or CFL_EVENT": self.event,
+        }
         settings |= {"group": self.group, "time": self.time, "split": self._read.split}
         settings["patient, or CFL_PATIENT"] = self.patient
         ways_out |= {name: setting for setting, name in settings.items() if name}
@@ -213,33 +286,59 @@ class Table(Reading, NamedSource):
                 variable = " together with CFL_DATA" if "CFL" in way_out else ""
                 near = find_near(name, list(map(str, frame)))
                 hint = "" if near is None else f"; did you mean {shown(near)}?"
-                raise ColumnsError(f"{path}: no column {shown(name)}; {there}{variable}{hint}")
+                raise ColumnsError(
+                    f"{path}: no column {shown(name)}; {there}{variable}{hint}"
+                )
         known = [self._label(), *self._others()]
         if agreed is not None:
             features.check_columns(frame, agreed, str(path), [*known, *leave])
             columns = agreed
         else:
             unnamed = [name for name in frame if is_unnamed(name)]
-            names = [name for name in self.take or frame if name not in known and name not in leave]
-            names = [name for name in names if self.take is not None or name not in unnamed]
+            names = [
+                name
+                for name in self.take or frame
+                if name not in known and name not in leave
+            ]
+            names = [
+                name for name in names if self.take is not None or name not in unnamed
+            ]
             if not names:
                 there = features.names_of(frame)
-                raise DataError(f"{path}: no column besides {known[0]!r} that could be a feature; it has {there}")
-            columns = infer_columns(frame[names], str(path), self.categories or (), self.missing)
+                raise DataError(
+                    f"{path}: no column besides {known[0]!r} that could be a feature; it has {there}"
+                )
+            columns = infer_columns(
+                frame[names], str(path), self.categories or (), self.missing
+            )
         leave = tuple(dict.fromkeys((*columns.leave, *leave)))
-        columns = replace(columns, label=self._label(), leave=leave, absent=absent, classes=self.agreed_classes)
+        columns = replace(
+            columns,
+            label=self._label(),
+            leave=leave,
+            absent=absent,
+            classes=self.agreed_classes,
+        )
         return frame, replace(columns, **asdict(self._read))
 
     def _names_read(self, agreed: Columns | None) -> list[str]:
         """The columns whose values are names or codes, and so are read as text from every file."""
-        columns = [self.key, self.patient, self.group, self._read.split, *(self.categories or ())]
+        columns = [
+            self.key,
+            self.patient,
+            self.group,
+            self._read.split,
+            *(self.categories or ()),
+        ]
         if agreed is not None:
             columns += agreed.named
             columns += [self._label()] if self.agreed_classes else []
         return [name for name in columns if name is not None]
 
     @staticmethod
-    def _names(frame: pd.DataFrame, path: Path, column: str | None, who: str) -> np.ndarray | None:
+    def _names(
+        frame: pd.DataFrame, path: Path, column: str | None, who: str
+    ) -> np.ndarray | None:
         """The name of each row's owner, or patient, which is ``who``; None without a column."""
         if column is None:
             return None
@@ -247,9 +346,13 @@ class Table(Reading, NamedSource):
         missing = np.flatnonzero(names.isna())
         if len(missing):
             row = frame.index[missing[0]] + 1
-            raise DataError(f"{path}: column {column!r}: row {row} has no {who}; fill it in or leave the row out")
+            raise DataError(
+                f"{path}: column {column!r}: row {row} has no {who}; fill it in or leave the row out"
+            )
         if names.str.fullmatch(WHOLE_NUMBER).all():
-            return names.to_numpy().astype(np.int64)  # sorted by their size, and not as text
+            return names.to_numpy().astype(
+                np.int64
+            )  # sorted by their size, and not as text
         return names.to_numpy().astype(str)
 
     def _groups(self, frame: pd.DataFrame) -> np.ndarray | None:
@@ -284,7 +387,11 @@ class Table(Reading, NamedSource):
             except CFLError:
                 return None
             names = train.classes
-            if not names and form_of(train.y, self.path) == "class" and train.outputs <= 2:
+            if (
+                not names
+                and form_of(train.y, self.path) == "class"
+                and train.outputs <= 2
+            ):
                 return f"{self._label()} = 1"
         return f"{self._label()} = {shown(names[1])}" if len(names) == 2 else None
 
@@ -302,20 +409,35 @@ class Table(Reading, NamedSource):
         x, _ = features.encoded(labelled, columns, str(path))
         used = {*(c.column for c in columns.columns), self._label(), *self._others()}
         aside = [name for name in frame if name not in used]
-        lines = [f"{len(frame.columns)} columns, {len(columns.features)} features", *(c.line for c in columns.columns)]
+        lines = [
+            f"{len(frame.columns)} columns, {len(columns.features)} features",
+            *(c.line for c in columns.columns),
+        ]
         lines += features.gaps(labelled, columns)
         if self.patient is not None:
-            lines.append(f"{self.patient}: {labelled[self.patient].nunique()} patients, of {len(labelled)} rows")
+            lines.append(
+                f"{self.patient}: {labelled[self.patient].nunique()} patients, of {len(labelled)} rows"
+            )
         if aside:
             lines.append(f"left out: {', '.join(aside)}")
         names = [name for name in (self.key, self.patient) if name is not None]
         lines += describe_oddities(labelled, columns, x, names)
-        why = ", or a time that is not above 0" if self._read.zero_times == "leave" else ""
+        why = (
+            ", or a time that is not above 0"
+            if self._read.zero_times == "leave"
+            else ""
+        )
         if not labels.rows.all():
-            lines.append(f"left out: {int((~labels.rows).sum())} of {len(frame)} rows, which have no label{why}")
+            lines.append(
+                f"left out: {int((~labels.rows).sum())} of {len(frame)} rows, which have no label{why}"
+            )
         lines += features.describe_unknown(labelled, columns)
         lines += self._describe_numbers(labels.y)
-        return [*lines, f"class 1, the positive one: {self.positive}"] if self._is_numbered_for_all else lines
+        return (
+            [*lines, f"class 1, the positive one: {self.positive}"]
+            if self._is_numbered_for_all
+            else lines
+        )
 
     def _describe_numbers(self, y: np.ndarray) -> list[str]:
         """A line that says so if the labels are numbers to predict."""
@@ -323,14 +445,20 @@ class Table(Reading, NamedSource):
         if coded or form_of(y, self.path) != "number":
             return []
         span = f"numbers to predict, from {y.min():g} to {y.max():g}"
-        return [f"{self._label()}: {span}; if they are codes of classes, name all by classes"]
+        return [
+            f"{self._label()}: {span}; if they are codes of classes, name all by classes"
+        ]
 
     @property
     def _is_numbered_for_all(self) -> bool:
         """Whether class 1 of two is known from this table alone: its labels are words, 0 and 1, or were agreed on."""
         _, _, columns, labels = self._contents
-        is_known = bool(self.agreed_classes or labels.names) or columns.positive is not None
-        return self.positive is not None and (is_known or {*np.unique(labels.y).tolist()} <= {0, 1})
+        is_known = (
+            bool(self.agreed_classes or labels.names) or columns.positive is not None
+        )
+        return self.positive is not None and (
+            is_known or {*np.unique(labels.y).tolist()} <= {0, 1}
+        )
 
     def own_columns(self, fewest: int, scale: bool = False) -> Columns:
         """What this site's table has, for the sites to agree on: no row, and no category of fewer rows than ``fewest``.
@@ -342,9 +470,15 @@ class Table(Reading, NamedSource):
         """
         require(fewest > 0, f"--min-rows = {fewest} should be > 0")
         path, frame, columns, _ = self._contents
-        rows, what = (len(frame), "rows") if self.patient is None else (frame[self.patient].nunique(), "patients")
+        rows, what = (
+            (len(frame), "rows")
+            if self.patient is None
+            else (frame[self.patient].nunique(), "patients")
+        )
         if rows < fewest:
-            raise DataError(f"{path}: has {rows} {what}, and says nothing of fewer than {fewest}; lower --min-rows")
+            raise DataError(
+                f"{path}: has {rows} {what}, and says nothing of fewer than {fewest}; lower --min-rows"
+            )
         train, _ = self.load()  # each value is read, and is what its column holds
         columns = columns.measured(train.x, fewest, train.patient) if scale else columns
         if self.agreed_columns is None:
@@ -352,7 +486,12 @@ class Table(Reading, NamedSource):
         if columns.classes:
             return columns
         counts = features.counted(frame, self._label(), self.patient)
-        return replace(columns, classes=tuple(name for name in self._shared_names() if counts.get(name, 0) >= fewest))
+        return replace(
+            columns,
+            classes=tuple(
+                name for name in self._shared_names() if counts.get(name, 0) >= fewest
+            ),
+        )
 
     def _shared_names(self) -> tuple[str, ...]:
         """The names of classes for the sites to agree on: words, and codes that may well be classes."""
@@ -363,11 +502,15 @@ class Table(Reading, NamedSource):
         are_few = form_of(every.y, self.path) == "class" and len(every.classes) <= FEW
         return every.classes if are_few else ()
 
-    def preparation(self, train: Samples, federation: Samples | None = None) -> Preparation:
+    def preparation(
+        self, train: Samples, federation: Samples | None = None
+    ) -> Preparation:
         """Fits to a participant's training rows; at a real site only if something says what the sites agreed on."""
         _, _, columns, labels = self._contents
         leave = tuple(dict.fromkeys((*columns.leave, *self._others())))
-        columns = replace(columns, split=None, leave=leave, classes=columns.classes or train.classes)
+        columns = replace(
+            columns, split=None, leave=leave, classes=columns.classes or train.classes
+        )
         if federation is None:
             self._check_alone(columns, labels.names)
         elif self.scaling in ("auto", "federation") and not columns.common:
@@ -384,17 +527,29 @@ class Table(Reading, NamedSource):
                 "data table: with dp, no row may decide what the columns mean, and the sites agreed on no columns\n"
                 f"hint: {way_out.format(command='columns --scale')}"
             )
-        unknown = [c.column for c in columns.columns if c.kind == "category"] if agreed is None else []
+        unknown = (
+            [c.column for c in columns.columns if c.kind == "category"]
+            if agreed is None
+            else []
+        )
         if words and not self.agreed_classes:
             unknown.append(self._label())
         if unknown:
             way_out = way_out.format(command="columns")
-            raise DataError(f"data table: the sites must agree on the categories of {unknown[0]!r}; {way_out}")
+            raise DataError(
+                f"data table: the sites must agree on the categories of {unknown[0]!r}; {way_out}"
+            )
         if self.scaling == "federation" and not columns.common:
             way_out = way_out.format(command="columns --scale")
-            raise DataError(f"data table: scaling = 'federation' needs a mean and deviation of all sites; {way_out}")
+            raise DataError(
+                f"data table: scaling = 'federation' needs a mean and deviation of all sites; {way_out}"
+            )
 
 
 def columns_of(columns: Mapping[str, Any] | str, where: str) -> Columns:
     """What a setting ``columns`` says: the path of a file that a job may name, or what is in it."""
-    return Columns.read(find(columns, where)) if isinstance(columns, str) else Columns.of(columns, where)
+    return (
+        Columns.read(find(columns, where))
+        if isinstance(columns, str)
+        else Columns.of(columns, where)
+    )

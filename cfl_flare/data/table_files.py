@@ -73,7 +73,9 @@ def read_typed(path: Path, kind: FileType, content: bytes) -> pd.DataFrame:
     """
     if kind.package is not None and importlib.util.find_spec(kind.package) is None:
         missing = f"is {kind.name}, and the package {kind.package} is not installed"
-        raise DataError(f"{path}: {missing}; {kind.install or f'pip install {kind.package}'}, or {AS_CSV}")
+        raise DataError(
+            f"{path}: {missing}; {kind.install or f'pip install {kind.package}'}, or {AS_CSV}"
+        )
     check_memory(IN_MEMORY * len(content), str(path))
     try:
         frame = kind.read(path, content)
@@ -104,7 +106,9 @@ def unpack(path: Path, file: BinaryIO) -> bytes:
     file.seek(0)
     for magic, name in REFUSED_PACKING.items():
         if start.startswith(magic):
-            raise DataError(f"{path}: is packed as {name}, which is not read; unpack it, or pack it as .gz")
+            raise DataError(
+                f"{path}: is packed as {name}, which is not read; unpack it, or pack it as .gz"
+            )
     openers: dict[bytes, Callable[[BinaryIO], Any]] = {
         b"\x1f\x8b": _open_gzip,
         b"BZh": bz2.BZ2File,
@@ -125,14 +129,24 @@ def _open_gzip(file: BinaryIO) -> gzip.GzipFile:
 def _open_member(path: Path, file: BinaryIO) -> Any:
     """The only file of a zip archive."""
     archive = zipfile.ZipFile(file)
-    names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+    names = [
+        name
+        for name in archive.namelist()
+        if not name.endswith("/") and not name.startswith("__MACOSX/")
+    ]
     if "xl/workbook.xml" in names:
-        raise DataError(f"{path}: is an Excel workbook by its content; give it the ending .xlsx, or {AS_CSV}")
+        raise DataError(
+            f"{path}: is an Excel workbook by its content; give it the ending .xlsx, or {AS_CSV}"
+        )
     if len(names) != 1:
         listed = shown(names) if names else "none"
-        raise DataError(f"{path}: is a zip archive of {len(names)} files, {listed}; keep the table's alone in it")
+        raise DataError(
+            f"{path}: is a zip archive of {len(names)} files, {listed}; keep the table's alone in it"
+        )
     if names[0].lower().endswith(PACKED_ENDINGS) or type_by_name(names[0]) is not None:
-        raise DataError(f"{path}: is a zip archive of {shown(names[0])}, which is no text file; unpack it")
+        raise DataError(
+            f"{path}: is a zip archive of {shown(names[0])}, which is no text file; unpack it"
+        )
     return archive.open(names[0])
 
 
@@ -151,7 +165,10 @@ def _read_parquet(path: Path, content: bytes) -> pd.DataFrame:
     import pyarrow.parquet as parquet
 
     file = parquet.ParquetFile(BytesIO(content))
-    size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
+    size = sum(
+        file.metadata.row_group(i).total_byte_size
+        for i in range(file.metadata.num_row_groups)
+    )
     _check_declared(path, size, len(content))
     # The metadata of pandas would make an index of columns. Row numbers are then a column without a name.
     return file.read().to_pandas(ignore_metadata=True, integer_object_nulls=True)
@@ -165,7 +182,9 @@ def _read_feather(path: Path, content: bytes) -> pd.DataFrame:
         for i in range(file.num_record_batches):
             batches.append(file.get_batch(i))
             _check_declared(path, sum(batch.nbytes for batch in batches), len(content))
-        return arrow.Table.from_batches(batches, file.schema).to_pandas(ignore_metadata=True, integer_object_nulls=True)
+        return arrow.Table.from_batches(batches, file.schema).to_pandas(
+            ignore_metadata=True, integer_object_nulls=True
+        )
 
 
 def _check_declared(path: Path, size: int, packed: int) -> None:
@@ -184,14 +203,18 @@ def _read_stata(path: Path, content: bytes) -> pd.DataFrame:
     except ValueError as error:
         if "not unique" not in str(error):
             raise
-        return pd.read_stata(BytesIO(content), convert_categoricals=False)  # two values have one label
+        return pd.read_stata(
+            BytesIO(content), convert_categoricals=False
+        )  # two values have one label
 
 
 def _read_sas(path: Path, content: bytes) -> pd.DataFrame:
     import pandas as pd
 
     if content.startswith(b"HEADER RECORD"):
-        return pd.read_sas(BytesIO(content), format="xport")  # its texts are bytes, as it names no encoding
+        return pd.read_sas(
+            BytesIO(content), format="xport"
+        )  # its texts are bytes, as it names no encoding
     return pd.read_sas(BytesIO(content), format="sas7bdat", encoding="infer")
 
 
@@ -205,15 +228,25 @@ def _read_sheet(path: Path, content: bytes) -> pd.DataFrame:
     """The only sheet of a workbook that holds something."""
     import pandas as pd
 
-    sheets = pd.read_excel(BytesIO(content), sheet_name=None, header=None, dtype=object, keep_default_na=False)
+    sheets = pd.read_excel(
+        BytesIO(content),
+        sheet_name=None,
+        header=None,
+        dtype=object,
+        keep_default_na=False,
+    )
     filled = {name: sheet for name, sheet in sheets.items() if sheet.size}
     if len(filled) != 1:
         listed = shown([*filled]) if filled else "none"
-        raise DataError(f"{path}: has {len(filled)} sheets with cells, {listed}; keep the table's alone in it")
+        raise DataError(
+            f"{path}: has {len(filled)} sheets with cells, {listed}; keep the table's alone in it"
+        )
     (sheet,) = filled.values()
     rows = sheet.replace("", None).dropna(how="all")
     frame = rows.iloc[1:]
-    frame.columns = pd.Index(["" if pd.isna(name) else str(name) for name in rows.iloc[0]])
+    frame.columns = pd.Index(
+        ["" if pd.isna(name) else str(name) for name in rows.iloc[0]]
+    )
     return frame
 
 
@@ -223,10 +256,19 @@ def _read_json(path: Path, content: bytes) -> pd.DataFrame:
 
     text = content.decode("utf-8-sig")
     is_list = text.lstrip().startswith("[")
-    rows = json.loads(text) if is_list else [json.loads(line) for line in text.splitlines() if line.strip()]
+    rows = (
+        json.loads(text)
+        if is_list
+        else [json.loads(line) for line in text.splitlines() if line.strip()]
+    )
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path}: is JSON, and no list of rows with a name for each value; {AS_CSV}")
-    return pd.DataFrame([{name: _as_cell(value) for name, value in row.items()} for row in rows], dtype=object)
+        raise DataError(
+            f"{path}: is JSON, and no list of rows with a name for each value; {AS_CSV}"
+        )
+    return pd.DataFrame(
+        [{name: _as_cell(value) for name, value in row.items()} for row in rows],
+        dtype=object,
+    )
 
 
 def _as_cell(value: Any) -> Any:
@@ -238,15 +280,24 @@ def _read_arrays(path: Path, content: bytes) -> pd.DataFrame:
     import pandas as pd
 
     arrays = read_npz(path)
-    lengths = {name: len(values) if values.ndim else 0 for name, values in arrays.items()}
+    lengths = {
+        name: len(values) if values.ndim else 0 for name, values in arrays.items()
+    }
     if len(set(lengths.values())) > 1:
-        (first, n), (other, m) = min(lengths.items(), key=itemgetter(1)), max(lengths.items(), key=itemgetter(1))
-        raise DataError(f"{path}: {first!r} has {n} rows but {other!r} has {m}; every array is a column of the table")
+        (first, n), (other, m) = (
+            min(lengths.items(), key=itemgetter(1)),
+            max(lengths.items(), key=itemgetter(1)),
+        )
+        raise DataError(
+            f"{path}: {first!r} has {n} rows but {other!r} has {m}; every array is a column of the table"
+        )
     columns: dict[str, np.ndarray] = {}
     for name, values in arrays.items():
         flat = values.reshape(len(values), -1)
         several = flat.shape[1] > 1
-        columns |= {f"{name}.{j}" if several else name: flat[:, j] for j in range(flat.shape[1])}
+        columns |= {
+            f"{name}.{j}" if several else name: flat[:, j] for j in range(flat.shape[1])
+        }
     if not columns or not max(lengths.values()):
         raise DataError(f"{path}: no rows; a table has one array for each column")
     return pd.DataFrame(columns)
@@ -255,18 +306,43 @@ def _read_arrays(path: Path, content: bytes) -> pd.DataFrame:
 PYARROW = "pip install 'cfl-flare[parquet]'"
 EXCEL = "pip install 'cfl-flare[excel]'"
 NPZ = FileType("an npz file", (".npz",), _read_arrays)
-PARQUET = FileType("a Parquet file", (".parquet", ".pq"), _read_parquet, "pyarrow", PYARROW)
-FEATHER = FileType("a Feather file", (".feather", ".arrow"), _read_feather, "pyarrow", PYARROW)
-WORKBOOK = FileType("an Excel workbook", (".xlsx", ".xlsm"), _read_sheet, "openpyxl", EXCEL)
+PARQUET = FileType(
+    "a Parquet file", (".parquet", ".pq"), _read_parquet, "pyarrow", PYARROW
+)
+FEATHER = FileType(
+    "a Feather file", (".feather", ".arrow"), _read_feather, "pyarrow", PYARROW
+)
+WORKBOOK = FileType(
+    "an Excel workbook", (".xlsx", ".xlsm"), _read_sheet, "openpyxl", EXCEL
+)
 OLD_WORKBOOK = FileType("an old Excel workbook", (".xls",), _read_sheet, "xlrd")
-OPEN_SHEET = FileType("an OpenDocument sheet", (".ods",), _read_sheet, "odf", "pip install odfpy")
+OPEN_SHEET = FileType(
+    "an OpenDocument sheet", (".ods",), _read_sheet, "odf", "pip install odfpy"
+)
 STATA = FileType("a Stata file", (".dta",), _read_stata)
 SAS = FileType("a SAS file", (".sas7bdat", ".xpt"), _read_sas)
 SPSS = FileType("an SPSS file", (".sav", ".zsav"), _read_spss, "pyreadstat")
 JSON = FileType("a JSON file", (".json", ".jsonl", ".ndjson"), _read_json)
-TYPES = (NPZ, PARQUET, FEATHER, WORKBOOK, OLD_WORKBOOK, OPEN_SHEET, STATA, SAS, SPSS, JSON)
+TYPES = (
+    NPZ,
+    PARQUET,
+    FEATHER,
+    WORKBOOK,
+    OLD_WORKBOOK,
+    OPEN_SHEET,
+    STATA,
+    SAS,
+    SPSS,
+    JSON,
+)
 # Types that are known by their first bytes, whatever a file is called.
-BY_START = {b"PAR1": PARQUET, b"ARROW1": FEATHER, b"$FL2": SPSS, b"<stata_dta>": STATA, b"HEADER RECORD": SAS}
+BY_START = {
+    b"PAR1": PARQUET,
+    b"ARROW1": FEATHER,
+    b"$FL2": SPSS,
+    b"<stata_dta>": STATA,
+    b"HEADER RECORD": SAS,
+}
 BY_START[b"\xd0\xcf\x11\xe0"] = OLD_WORKBOOK
 REFUSED_PACKING = {
     b"\x28\xb5\x2f\xfd": "Zstandard",
@@ -331,9 +407,16 @@ def type_of(path: Path, file: BinaryIO) -> FileType | None:
     if refused is not None:
         raise DataError(f"{path}: is {refused}, which is not read as a table; {AS_CSV}")
     named = type_by_name(path.name)
-    if named in (WORKBOOK, OLD_WORKBOOK) and start and start.isascii() and not start.startswith(b"PK\x03\x04"):
+    if (
+        named in (WORKBOOK, OLD_WORKBOOK)
+        and start
+        and start.isascii()
+        and not start.startswith(b"PK\x03\x04")
+    ):
         reason = f"has the ending of {named.name}, and is text by its content"
-        raise DataError(f"{path}: {reason}; give a text file the ending .csv or .txt, or save it as .xlsx")
+        raise DataError(
+            f"{path}: {reason}; give a text file the ending .csv or .txt, or save it as .xlsx"
+        )
     return named
 
 
@@ -348,4 +431,6 @@ def is_table_name(name: str) -> bool:
     if bare != name.lower():
         return bare.endswith(TEXT_ENDINGS) or "." not in bare
     kind = type_by_name(bare)
-    return bare.endswith((*TEXT_ENDINGS, *REFUSED_TYPES)) or (kind is not None and kind is not NPZ)
+    return bare.endswith((*TEXT_ENDINGS, *REFUSED_TYPES)) or (
+        kind is not None and kind is not NPZ
+    )

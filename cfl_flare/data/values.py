@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 NOT_PLAIN = re.compile(r"[^0-9eE.+\n-]")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 # Thousands with spaces of any width, or with apostrophes: no other number is written so.
-GROUPED = re.compile(r"[+-]?(?:0|[1-9]\d{0,2})(?:(['\u2019 \u00a0\u202f\u2009])\d{3})(?:\1\d{3})*(\.\d+)?")
+GROUPED = re.compile(
+    r"[+-]?(?:0|[1-9]\d{0,2})(?:(['\u2019 \u00a0\u202f\u2009])\d{3})(?:\1\d{3})*(\.\d+)?"
+)
 LEADING_ZERO = re.compile(r"(?:^|\n)[+-]?0(?:\d|[eE]\d)")
 INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 # The words of a boolean, in small letters.
@@ -34,13 +36,17 @@ FALSE_WORDS = ("n", "no", "false", "f")
 TRUE_WORDS = ("y", "yes", "true", "t")
 PAIRS = tuple(zip(FALSE_WORDS, TRUE_WORDS))
 # In the company of such words, 0 and 1 mean the same.
-MEANINGS = dict.fromkeys((*FALSE_WORDS, "0"), 0.0) | dict.fromkeys((*TRUE_WORDS, "1"), 1.0)
+MEANINGS = dict.fromkeys((*FALSE_WORDS, "0"), 0.0) | dict.fromkeys(
+    (*TRUE_WORDS, "1"), 1.0
+)
 # A letter alone may be something else, such as F for a woman.
 FULL_WORDS = {"no", "false", "yes", "true"}
 # Dates of ISO 8601: a year, a month, a day, perhaps with a time and its distance from UTC.
 DATE = r"(\d{4})(?:-(\d\d)(?:-(\d\d))?|(\d\d)(\d\d))?"
 TIME = r"(\d\d):?(\d\d)(?::?(\d\d)(?:[.,](\d+))?)?"
-ISO = re.compile(rf"{DATE}(?:[T ]\s*{TIME}\s*(Z|UTC|[+-]\d\d(?::?\d\d)?)?)?", re.IGNORECASE)
+ISO = re.compile(
+    rf"{DATE}(?:[T ]\s*{TIME}\s*(Z|UTC|[+-]\d\d(?::?\d\d)?)?)?", re.IGNORECASE
+)
 EPOCH = datetime(1970, 1, 1)
 DAY = timedelta(days=1)
 
@@ -52,7 +58,9 @@ def texts(values: pd.Series) -> pd.Series:
         if isinstance(value, (float, np.floating)) and float(value).is_integer():
             return str(int(value))
         text = str(value).strip()
-        is_whole = text.endswith(".0") and text[:-2].lstrip("-").isdigit()  # as another site may have written it
+        is_whole = (
+            text.endswith(".0") and text[:-2].lstrip("-").isdigit()
+        )  # as another site may have written it
         return text[:-2] if is_whole else text
 
     as_text = values.map(written, na_action="ignore").astype(object)
@@ -83,7 +91,9 @@ def parse_numbers(written: Sequence[str]) -> np.ndarray:
 
 
 def _parse_number(text: str) -> float:
-    number = text.replace("\u2212", "-").replace("\u066b", ".")  # a minus, and the decimal mark of Arabic digits
+    number = text.replace("\u2212", "-").replace(
+        "\u066b", "."
+    )  # a minus, and the decimal mark of Arabic digits
     if GROUPED.fullmatch(number):
         number = re.sub(r"[^\d.+-]", "", number)
     if NUMBER.fullmatch(number) or INFINITE.fullmatch(number):
@@ -126,7 +136,9 @@ def numbers(values: pd.Series, where: str) -> np.ndarray:
         amounts = _numbers_of_texts(values, where)
     infinite = np.flatnonzero(np.isinf(amounts))
     if len(infinite):
-        raise DataError(f"{where}: row {_row(values, infinite[0])} is infinite; fix it or leave the row out")
+        raise DataError(
+            f"{where}: row {_row(values, infinite[0])} is infinite; fix it or leave the row out"
+        )
     return amounts
 
 
@@ -156,7 +168,11 @@ def _row(values: pd.Series, place: int) -> int:
 def hint_at_gaps(odd: Sequence[str]) -> str:
     """A hint for texts that may mean that a value is missing; empty if they are numbers, which other columns have."""
     words = [text for text in odd if np.isnan(parse_numbers([text])[0])]
-    return f", or set {name_list('absent', words)} if it means that a value is missing" if words else ""
+    return (
+        f", or set {name_list('absent', words)} if it means that a value is missing"
+        if words
+        else ""
+    )
 
 
 def parse_amounts(written: Sequence[str]) -> np.ndarray:
@@ -197,7 +213,10 @@ def find_boolean(words: Sequence[str]) -> tuple[str, str] | None:
     (('No', 'Yes'), ('no', 'yes'), None, None)
     """
     written = {_fold_word(word): word for word in words}
-    if not written.keys() <= MEANINGS.keys() or len({MEANINGS[word] for word in written}) < 2:
+    if (
+        not written.keys() <= MEANINGS.keys()
+        or len({MEANINGS[word] for word in written}) < 2
+    ):
         return None
     pairs = [pair for pair in reversed(PAIRS) if {*pair} <= written.keys()]
     if not pairs and not written.keys() & FULL_WORDS:
@@ -228,12 +247,19 @@ def unify_booleans(words: Sequence[str], pair: Sequence[str] | None) -> list[str
     if pair is None or not mean_the_same(pair):
         return list(words)
     meanings = [MEANINGS.get(_fold_word(word)) for word in words]
-    return [word if meaning is None else pair[int(meaning)] for word, meaning in zip(words, meanings)]
+    return [
+        word if meaning is None else pair[int(meaning)]
+        for word, meaning in zip(words, meanings)
+    ]
 
 
 def mean_the_same(pair: Sequence[str]) -> bool:
     """Tells whether two categories are words for no and yes, in this order."""
-    return len(pair) == 2 and _fold_word(pair[0]) in FALSE_WORDS and _fold_word(pair[1]) in TRUE_WORDS
+    return (
+        len(pair) == 2
+        and _fold_word(pair[0]) in FALSE_WORDS
+        and _fold_word(pair[1]) in TRUE_WORDS
+    )
 
 
 def number_booleans(written: pd.Series, pair: Sequence[str]) -> pd.Series:
@@ -251,7 +277,9 @@ def number_booleans(written: pd.Series, pair: Sequence[str]) -> pd.Series:
         return written.map({pair[0]: 0.0, pair[1]: 1.0}).astype(float)
     if mean_the_same(pair):
         known |= MEANINGS
-    return written.map(lambda text: known.get(_fold_word(text), np.nan), na_action="ignore").astype(float)
+    return written.map(
+        lambda text: known.get(_fold_word(text), np.nan), na_action="ignore"
+    ).astype(float)
 
 
 def simplify_labels(labels: pd.Series) -> pd.Series:
@@ -302,7 +330,9 @@ def parse_day(text: str) -> float | None:
     found = ISO.fullmatch(text)
     if found is None:
         return None
-    year, month, day, short_month, short_day, hour, minute, second, fraction, zone = found.groups()
+    year, month, day, short_month, short_day, hour, minute, second, fraction, zone = (
+        found.groups()
+    )
     try:
         moment = datetime(
             int(year),
@@ -312,7 +342,12 @@ def parse_day(text: str) -> float | None:
             int(minute or 0),
             int(second or 0),
         )
-        return (moment - EPOCH + timedelta(seconds=float(f"0.{fraction or 0}")) - _distance(zone)) / DAY
+        return (
+            moment
+            - EPOCH
+            + timedelta(seconds=float(f"0.{fraction or 0}"))
+            - _distance(zone)
+        ) / DAY
     except (ValueError, OverflowError):  # there is no such day, or no such hour
         return None
 
@@ -382,4 +417,6 @@ def show_far_dates(name: str, since: np.ndarray) -> list[str]:
         return []
     year = int(years[far[0]])
     advice = "name it in absent if it means that there is no date"
-    return [f"{name}: {len(far)} of {int((~np.isnan(since)).sum())} dates are far away (year {year}); {advice}"]
+    return [
+        f"{name}: {len(far)} of {int((~np.isnan(since)).sum())} dates are far away (year {year}); {advice}"
+    ]

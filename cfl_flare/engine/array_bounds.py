@@ -21,7 +21,9 @@ from cfl_flare.methods.state import Mapped, heads
 Sort = tuple[str, tuple[int, ...]]
 
 
-def bound_arrays(updates: Sequence[Update], bound: float) -> tuple[Sequence[Update], Excess]:
+def bound_arrays(
+    updates: Sequence[Update], bound: float
+) -> tuple[Sequence[Update], Excess]:
     """Moves arrays that are too far from the coordinate-wise median of all towards it; other arrays keep their bits.
 
     Arrays of one name and shape are compared, in float64. If most of them are equal, none is moved.
@@ -75,10 +77,16 @@ def _measure_excess(rows: np.ndarray, bound: float) -> dict[int, float]:
     most = bound * np.sort(distances)[(len(distances) - 1) // 2]
     if most == 0:
         return {}
-    return {i: float(distance / most) for i, distance in enumerate(distances) if distance > most}
+    return {
+        i: float(distance / most)
+        for i, distance in enumerate(distances)
+        if distance > most
+    }
 
 
-def _replace_arrays(update: Update, moved: Mapping[str, Mapping[str, np.ndarray]]) -> Update:
+def _replace_arrays(
+    update: Update, moved: Mapping[str, Mapping[str, np.ndarray]]
+) -> Update:
     """Shows an update with the arrays of its participant that were moved."""
     if update.participant not in moved:
         return update

@@ -41,7 +41,12 @@ def layer_slices(layout: Layout) -> dict[str, slice]:
     for entry in (entry for entry in layout.entries if entry.kind != "counter"):
         module = entry.name.rpartition(".")[0]
         before = slices.get(module, slice(entry.offset, entry.offset))
-        if entry.kind == "parameter" and module and not _is_statistic(entry) and before.stop == entry.offset:
+        if (
+            entry.kind == "parameter"
+            and module
+            and not _is_statistic(entry)
+            and before.stop == entry.offset
+        ):
             slices[module] = slice(before.start, entry.slice.stop)
         else:
             slices[entry.name] = entry.slice
@@ -64,10 +69,20 @@ class Norms:
         for slot, diff in update.diffs.items():
             vector = diff.vector if self._statistics else _without_statistics(diff)
             end = diff.layout.parameter_size
-            for part, place in (("parameters", slice(0, end)), ("buffers", slice(end, None)), *_layers(diff)):
-                norm = float(np.linalg.norm(vector[place]))  # no value is so large that its square is not finite
-                if norm or diff.present is None:  # a site's filter may have removed the layer
-                    self._norms.setdefault(_kind(update, slot, part), {})[update.participant] = norm
+            for part, place in (
+                ("parameters", slice(0, end)),
+                ("buffers", slice(end, None)),
+                *_layers(diff),
+            ):
+                norm = float(
+                    np.linalg.norm(vector[place])
+                )  # no value is so large that its square is not finite
+                if (
+                    norm or diff.present is None
+                ):  # a site's filter may have removed the layer
+                    self._norms.setdefault(_kind(update, slot, part), {})[
+                        update.participant
+                    ] = norm
 
     def excess(self, bound: float, of_statistics: float) -> Excess:
         """How many times further than ``bound`` medians some participants moved; others are not in it.
@@ -81,7 +96,11 @@ class Norms:
         excess: Excess = {}
         for kind, norms in self._norms.items():
             part = kind[1]
-            of_part = of_statistics if part == "buffers" or part.endswith((VARIANCE, MEAN)) else bound
+            of_part = (
+                of_statistics
+                if part == "buffers" or part.endswith((VARIANCE, MEAN))
+                else bound
+            )
             most = of_part * sorted(norms.values())[(len(norms) - 1) // 2]
             far = {name: norm / most for name, norm in norms.items() if norm > most > 0}
             excess |= {kind: far} if far else {}
@@ -92,7 +111,9 @@ class Statistics:
     """BatchNorm's running statistics, as sent to participants and as their training left them."""
 
     def __init__(self) -> None:
-        self._seen: dict[Kind, dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]] = {}
+        self._seen: dict[
+            Kind, dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]
+        ] = {}
 
     def add(self, update: Update, bank: Mapping[str, Params]) -> None:
         """Notes an update's running statistics; ``bank`` holds the models that it is a difference from."""
@@ -111,18 +132,30 @@ class Statistics:
         """
         ranges: dict[tuple[str, str], dict[str, tuple[np.ndarray, np.ndarray]]] = {}
         excess: Excess = {}
-        medians = {kind: _lower_median([new for _, new in rows.values()]) for kind, rows in self._seen.items()}
+        medians = {
+            kind: _lower_median([new for _, new in rows.values()])
+            for kind, rows in self._seen.items()
+        }
         for kind, rows in self._seen.items():
             model, name = kind
             of_variance = (model, name.removesuffix(MEAN) + VARIANCE)
             for key, (sent, new) in rows.items():
-                least, most = np.minimum(sent, medians[kind]), np.maximum(sent, medians[kind])
+                least, most = (
+                    np.minimum(sent, medians[kind]),
+                    np.maximum(sent, medians[kind]),
+                )
                 if name.endswith(VARIANCE):
                     low, high, times = _of_variance(least, most, new, max(bound, 1.0))
                 elif key in self._seen.get(of_variance, {}):
-                    variance = np.maximum(self._seen[of_variance][key][0], medians[of_variance])
+                    variance = np.maximum(
+                        self._seen[of_variance][key][0], medians[of_variance]
+                    )
                     margin = bound * np.sqrt(np.maximum(variance, 0) + EPSILON)
-                    low, high, times = least - margin, most + margin, np.maximum(least - new, new - most) / margin
+                    low, high, times = (
+                        least - margin,
+                        most + margin,
+                        np.maximum(least - new, new - most) / margin,
+                    )
                 else:
                     continue  # nothing says in what unit
                 if ((new < low) | (new > high)).any():
@@ -138,10 +171,16 @@ def _of_variance(
     low = np.maximum((np.maximum(least, 0) + EPSILON) / bound - EPSILON, 0)
     high = (np.maximum(most, 0) + EPSILON) * bound - EPSILON
     positive = np.maximum(new, 0) + EPSILON
-    return low, high, np.maximum((low + EPSILON) / positive, positive / (high + EPSILON))
+    return (
+        low,
+        high,
+        np.maximum((low + EPSILON) / positive, positive / (high + EPSILON)),
+    )
 
 
-def clipped(updates: Sequence[Update], excess: Excess, ranges: Ranges) -> Sequence[Update]:
+def clipped(
+    updates: Sequence[Update], excess: Excess, ranges: Ranges
+) -> Sequence[Update]:
     """The updates, layers that moved too far scaled down to the bound, running statistics set to theirs."""
 
     def seen(update: Update) -> Update:
@@ -149,22 +188,38 @@ def clipped(updates: Sequence[Update], excess: Excess, ranges: Ranges) -> Sequen
         for slot, diff in update.diffs.items():
             vector = diff.vector.copy()
             for part, place in _layers(diff):
-                half = "parameters" if place.start < diff.layout.parameter_size else "buffers"
+                half = (
+                    "parameters"
+                    if place.start < diff.layout.parameter_size
+                    else "buffers"
+                )
                 kinds = (_kind(update, slot, half), _kind(update, slot, part))
-                times = max(excess.get(kind, {}).get(update.participant, 1.0) for kind in kinds)
+                times = max(
+                    excess.get(kind, {}).get(update.participant, 1.0) for kind in kinds
+                )
                 vector[place] /= np.float32(times)
             for entry in diff.layout.entries:
                 if entry.name in (bounds := ranges.get((update.participant, slot), {})):
-                    vector[entry.slice] = np.clip(vector[entry.slice], *bounds[entry.name])
+                    vector[entry.slice] = np.clip(
+                        vector[entry.slice], *bounds[entry.name]
+                    )
             diffs[slot] = replace(diff, vector=vector)
         return replace(update, diffs=diffs)
 
-    far = {name for names in excess.values() for name in names} | {name for name, _ in ranges}
-    return Mapped(updates, lambda u: seen(u) if u.participant in far else u) if far else updates
+    far = {name for names in excess.values() for name in names} | {
+        name for name, _ in ranges
+    }
+    return (
+        Mapped(updates, lambda u: seen(u) if u.participant in far else u)
+        if far
+        else updates
+    )
 
 
 def _layers(diff: Params) -> Iterator[tuple[str, slice]]:
-    return ((f"layer {name}", place) for name, place in layer_slices(diff.layout).items())
+    return (
+        (f"layer {name}", place) for name, place in layer_slices(diff.layout).items()
+    )
 
 
 def _is_statistic(entry: Entry) -> bool:

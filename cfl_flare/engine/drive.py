@@ -47,7 +47,9 @@ class Checkpoints:
             server.forget(number)
         elif due or number % self.every == 0:
             last = None if server.recorder is None else server.recorder.last
-            why = Checkpoint(server.state, server.progress, self.memory, last).save(self.store, self.run)
+            why = Checkpoint(server.state, server.progress, self.memory, last).save(
+                self.store, self.run
+            )
             if why is not None:
                 logger.error("no checkpoint after round %d: %s", number, why)
             server.forget(next(iter(self.store.versions()), 0))
@@ -63,7 +65,12 @@ class Transport(Protocol):
         """Sends each participant its task, and hands each result to the server. False if the job was aborted."""
 
 
-def drive(server: Server, transport: Transport, checkpoints: Checkpoints, until: int | None = None) -> bool:
+def drive(
+    server: Server,
+    transport: Transport,
+    checkpoints: Checkpoints,
+    until: int | None = None,
+) -> bool:
     """Runs a server's rounds, and after the last one an exchange that only measures.
 
     Args:
@@ -78,7 +85,9 @@ def drive(server: Server, transport: Transport, checkpoints: Checkpoints, until:
     """
     while True:
         if until is not None and server.state.round >= until and not server.finished:
-            server.progress.stopped = f"after {until} of {server.settings.num_rounds} rounds, as asked"
+            server.progress.stopped = (
+                f"after {until} of {server.settings.num_rounds} rounds, as asked"
+            )
         last = server.finished
         tasks = server.tasks(transport.only_train(server))
         if not transport.exchange(server, tasks):
@@ -114,12 +123,22 @@ class InProcess:
 
     def exchange(self, server: Server, tasks: Mapping[str, Task]) -> bool:
         number = server.state.round
-        models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
-        on_served = self.keeper(server) if self.keeper is not None and server.finished else None
+        models = with_parts(
+            server.bank, [slot for task in tasks.values() for slot in task.needed]
+        )
+        on_served = (
+            self.keeper(server) if self.keeper is not None and server.finished else None
+        )
         for name, task in tasks.items():
             result = self.site.carry_out(name, task, models, number, on_served)
             if result.error is not None:
-                logger.warning("round %d: %s failed: %s, in full: %s", number, name, result.error, result.traceback)
+                logger.warning(
+                    "round %d: %s failed: %s, in full: %s",
+                    number,
+                    name,
+                    result.error,
+                    result.traceback,
+                )
             try:
                 server.accept(result, self.places[name])
             except PayloadError as error:

@@ -58,8 +58,12 @@ class Means:
         are_sets = schema.list_of(schema.list_of(schema.row(schema.text, schema.text)))
         for line in json_lines(file) if file.exists() else ():
             if not are_starts(line.get(STARTS)) or not are_sets(line.get(SETS)):
-                raise FileError(f"cannot read {file}: a line does not say whose means were made; correct or remove it")
-            for array, members in self._members_by_array(line[STARTS], line[SETS]).items():
+                raise FileError(
+                    f"cannot read {file}: a line does not say whose means were made; correct or remove it"
+                )
+            for array, members in self._members_by_array(
+                line[STARTS], line[SETS]
+            ).items():
                 self._means.setdefault(array, set()).update(members)
 
     def make(
@@ -100,7 +104,9 @@ class Means:
             self._means.setdefault(array, set()).update(unknown)
         return None
 
-    def _members_by_array(self, starts: Starts, sets: Iterable[Iterable[Sequence[str]]]) -> dict[str, set[Members]]:
+    def _members_by_array(
+        self, starts: Starts, sets: Iterable[Iterable[Sequence[str]]]
+    ) -> dict[str, set[Members]]:
         """The members of the means of each array: each a site, and the number of the array's start."""
         by_array = {}
         for array, by_slot in starts.items():
@@ -109,7 +115,11 @@ class Means:
                 numbers.setdefault(digest, len(numbers))
             means = set()
             for members in sets:
-                named = [f"{site} {numbers[by_slot[slot]]}" for site, slot in members if slot in by_slot]
+                named = [
+                    f"{site} {numbers[by_slot[slot]]}"
+                    for site, slot in members
+                    if slot in by_slot
+                ]
                 if named:
                     means.add(frozenset(named))
             by_array[array] = means
@@ -132,20 +142,28 @@ class Means:
         """The means of an array that have members in common with new ones, or with such means."""
         linked: set[Members] = set()
         reached = frozenset[str]().union(*new)
-        while further := {members for members in self._means.get(array, set()) - linked if members & reached}:
+        while further := {
+            members
+            for members in self._means.get(array, set()) - linked
+            if members & reached
+        }:
             linked |= further
             reached = reached.union(*further)
         return linked
 
 
-def _members_of_means(updates: Sequence[Update], participants: Mapping[str, Participant]) -> list[list[list[str]]]:
+def _members_of_means(
+    updates: Sequence[Update], participants: Mapping[str, Participant]
+) -> list[list[list[str]]]:
     """The members of each of a round's means: each a site, and the slot from which it trained."""
     members: dict[str, set[tuple[str, str]]] = {}
     for update in heads(updates):
         site = participants[update.participant].site
         for slot, (mean, _) in (update.counts_in or {}).items():
             members.setdefault(mean, set()).add((site, slot))
-    return sorted([list(member) for member in sorted(of_mean)] for of_mean in members.values())
+    return sorted(
+        [list(member) for member in sorted(of_mean)] for of_mean in members.values()
+    )
 
 
 def _find_moved(before: ServerState, updates: Iterable[Update]) -> dict[str, set[str]]:
@@ -153,13 +171,20 @@ def _find_moved(before: ServerState, updates: Iterable[Update]) -> dict[str, set
 
     Updates may be on disk. They are read until each array of each slot has moved.
     """
-    waiting = {slot: {entry.name for entry in model.layout.entries} for slot, model in before.bank.items()}
+    waiting = {
+        slot: {entry.name for entry in model.layout.entries}
+        for slot, model in before.bank.items()
+    }
     moved: dict[str, set[str]] = {slot: set() for slot in waiting}
     for update in updates:
         for slot, diff in update.diffs.items():
             if slot not in waiting:
                 continue
-            names = {name for name, array in diff.arrays().items() if name in waiting[slot] and array.any()}
+            names = {
+                name
+                for name, array in diff.arrays().items()
+                if name in waiting[slot] and array.any()
+            }
             moved[slot] |= names
             waiting[slot] -= names
         if not any(waiting.values()):
@@ -168,7 +193,9 @@ def _find_moved(before: ServerState, updates: Iterable[Update]) -> dict[str, set
 
 
 def _digest_starts(
-    before: ServerState, moved: Mapping[str, set[str]], complete: Callable[[Params], Params] | None
+    before: ServerState,
+    moved: Mapping[str, set[str]],
+    complete: Callable[[Params], Params] | None,
 ) -> dict[str, dict[str, str]]:
     """By array and slot, a digest of the start from which participants moved the array.
 
@@ -188,4 +215,6 @@ def _digest_starts(
 
 
 def _digest(array: Any) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        np.ascontiguousarray(array).tobytes(), digest_size=8
+    ).hexdigest()

@@ -16,7 +16,13 @@ from cfl_flare.results.metrics import ACCURACY, Metric
 
 logger = logging.getLogger(__name__)
 
-OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq}
+OPERATORS = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+    "=": operator.eq,
+}
 MODES = {">=": "max", ">": "max", "<=": "min", "<": "min"}
 
 
@@ -63,12 +69,22 @@ class EarlyStopping:
     patience: int | None = None
 
     @classmethod
-    def of(cls, key_metric: str | None, mode: str | None, stop_cond: str | None, patience: int | None) -> EarlyStopping:
+    def of(
+        cls,
+        key_metric: str | None,
+        mode: str | None,
+        stop_cond: str | None,
+        patience: int | None,
+    ) -> EarlyStopping:
         """Builds it from a run's settings; a ConfigError for a condition that is none, or if they contradict."""
         key_metric = ACCURACY if key_metric is None else key_metric
         stop = None if stop_cond is None else Condition.parse(stop_cond)
         watched = None if stop is None else stop.metric.name.replace("served_", "")
-        implied = MODES.get(stop.sign) if stop is not None and watched == key_metric.replace("served_", "") else None
+        implied = (
+            MODES.get(stop.sign)
+            if stop is not None and watched == key_metric.replace("served_", "")
+            else None
+        )
         require(
             mode is None or implied in (None, mode),
             f"run: key_metric_mode = {mode!r} contradicts stop_cond = {stop_cond!r}, which wants the other end of "
@@ -79,7 +95,11 @@ class EarlyStopping:
             f"run: patience = {patience} waits for a metric to improve; name it as key_metric, or in stop_cond",
         )
         key = Metric.of_name(key_metric, mode or implied) if key_metric else None
-        if stop is not None and key is not None and watched == key_metric.replace("served_", ""):
+        if (
+            stop is not None
+            and key is not None
+            and watched == key_metric.replace("served_", "")
+        ):
             stop = replace(stop, metric=replace(stop.metric, mode=key.mode))
         stopping = cls(key, stop, patience)
         stopping.check_patience()
@@ -119,13 +139,18 @@ class EarlyStopping:
             "leave both out",
         )
         logger.warning(
-            "run: %s: models are trained, and nothing says how good they are, nor which round was the best", nobody
+            "run: %s: models are trained, and nothing says how good they are, nor which round was the best",
+            nobody,
         )
 
     @property
     def named(self) -> list[Metric]:
         """The metrics that the settings name, the one that chooses the best round first."""
-        return [metric for metric in (self.key, None if self.stop is None else self.stop.metric) if metric is not None]
+        return [
+            metric
+            for metric in (self.key, None if self.stop is None else self.stop.metric)
+            if metric is not None
+        ]
 
     def following(self, metric: Metric) -> EarlyStopping:
         """The same, with this metric in place of a default one, where participants do not report that."""
@@ -137,12 +162,25 @@ class EarlyStopping:
     def watched(self) -> Metric | None:
         return self.key if self.stop is None else self.stop.metric
 
-    def unknown(self, best: Mapping[str, Any] | None, watched: Mapping[str, Any] | None) -> list[str]:
+    def unknown(
+        self, best: Mapping[str, Any] | None, watched: Mapping[str, Any] | None
+    ) -> list[str]:
         """The metrics used here that no round has reported, given the best round so far by each."""
         pairs = ((self.key, best), (self.watched, watched))
-        return list(dict.fromkeys(metric.name for metric, reported in pairs if metric is not None and reported is None))
+        return list(
+            dict.fromkeys(
+                metric.name
+                for metric, reported in pairs
+                if metric is not None and reported is None
+            )
+        )
 
-    def reached(self, watched: Mapping[str, Any] | None, number: int, scalars: Mapping[str, float]) -> str | None:
+    def reached(
+        self,
+        watched: Mapping[str, Any] | None,
+        number: int,
+        scalars: Mapping[str, float],
+    ) -> str | None:
         """Why a run should end after a round, in words; None if it should not. ``watched`` is the best round so far."""
         if self.stop is not None and self.stop.holds(scalars):
             return f"{self.stop.text} in round {number}"

@@ -29,7 +29,9 @@ def samples_to_set_aside(methods: Iterable[Method]) -> int:
     All methods that are compared train on the same remaining samples.
     """
     wanted = [method.traits.indicator for method in methods]
-    return max((w.per_class for w in wanted if w is not None and w.file is None), default=0)
+    return max(
+        (w.per_class for w in wanted if w is not None and w.file is None), default=0
+    )
 
 
 def check_indicator(method: Method, data: DataConfig) -> None:
@@ -51,7 +53,10 @@ def check_indicator(method: Method, data: DataConfig) -> None:
 
 def check_task(method: Method, task: LearningTask) -> None:
     """Raises a ConfigError if a method compares models by the classes that they predict, and a task has none."""
-    comparable = method.traits.indicator is None or (task.form, task.link) == ("class", "softmax")
+    comparable = method.traits.indicator is None or (task.form, task.link) == (
+        "class",
+        "softmax",
+    )
     require(
         comparable,
         f"method {method.label}: compares models by the class probabilities that they predict, and task "

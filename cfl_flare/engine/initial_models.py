@@ -34,13 +34,16 @@ def read_checkpoint(path: Path, layout: Layout) -> Params:
     """
     where = f"run: initial_ckpt = {str(path)!r}"
     require(
-        path.is_file(), f"{where} is not a file here; name a safetensors file or one that torch.save or np.savez wrote"
+        path.is_file(),
+        f"{where} is not a file here; name a safetensors file or one that torch.save or np.savez wrote",
     )
     try:
         arrays = _arrays(path, layout)
     except (ConfigError, PayloadError, DataError) as error:
         raise ConfigError(f"run: initial_ckpt: {error}") from error
-    except Exception as error:  # torch raises many kinds of errors for a file that it cannot read
+    except (
+        Exception
+    ) as error:  # torch raises many kinds of errors for a file that it cannot read
         raise ConfigError(
             f"{where} cannot be read without unpickling ({one_line(error)}); save model.state_dict() alone, with "
             "torch.save or as safetensors, or arrays with np.savez"
@@ -50,7 +53,12 @@ def read_checkpoint(path: Path, layout: Layout) -> Params:
     require(
         not strange and not missing,
         f"{where} is not of the job's model: "
-        + "; ".join([*(f"it has {n!r}" for n in strange[:1]), *(f"it lacks {n!r}" for n in missing[:1])])
+        + "; ".join(
+            [
+                *(f"it has {n!r}" for n in strange[:1]),
+                *(f"it lacks {n!r}" for n in missing[:1]),
+            ]
+        )
         + f"; the model has {len(known)} arrays, the file {len(arrays)}",
     )
     try:
@@ -67,19 +75,32 @@ def _arrays(path: Path, layout: Layout) -> dict[str, np.ndarray]:
         return read_npz(path)
     if path.suffix == ".npy":
         names = [entry.name for entry in layout.entries]
-        require(len(names) == 1, f"{path} is a single array, the model has {len(names)}; save them with np.savez")
-        return {names[0]: np.lib.format.open_memmap(path, mode="r")}  # refuses what is pickled, or larger than its file
+        require(
+            len(names) == 1,
+            f"{path} is a single array, the model has {len(names)}; save them with np.savez",
+        )
+        return {
+            names[0]: np.lib.format.open_memmap(path, mode="r")
+        }  # refuses what is pickled, or larger than its file
     return _from_torch(path)
 
 
 def _from_torch(path: Path) -> dict[str, np.ndarray]:
     content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    for key in ("model", "state_dict", "model_state_dict"):  # of FLARE's persistor, Lightning, many training scripts
+    for key in (
+        "model",
+        "state_dict",
+        "model_state_dict",
+    ):  # of FLARE's persistor, Lightning, many training scripts
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping):
         raise TypeError(f"it holds a {type(content).__name__}")
-    odd = [name for name, value in content.items() if not isinstance(value, (torch.Tensor, np.ndarray))]
+    odd = [
+        name
+        for name, value in content.items()
+        if not isinstance(value, (torch.Tensor, np.ndarray))
+    ]
     if odd:
         raise TypeError(f"{odd[0]!r} is a {type(content[odd[0]]).__name__}")
     return {
@@ -90,18 +111,28 @@ def _from_torch(path: Path) -> dict[str, np.ndarray]:
     }
 
 
-def check_initial(method: Method, layout: Layout, given: str = "initial_ckpt", private: bool = False) -> None:
+def check_initial(
+    method: Method, layout: Layout, given: str = "initial_ckpt", private: bool = False
+) -> None:
     """Raises a ConfigError if a method cannot start from one given model: ``"initial_ckpt"``, or arrays, ``"model"``.
 
     It cannot if it begins with more than one model, or if its sites build their initial models, or parts of them
     that are ``private``, themselves.
     """
-    way_out = "or leave initial_ckpt out" if given == "initial_ckpt" else "or give a torch.nn.Module as the model"
+    way_out = (
+        "or leave initial_ckpt out"
+        if given == "initial_ckpt"
+        else "or give a torch.nn.Module as the model"
+    )
     seeds: set[int] = set()
 
     def untrained(index: int) -> Params:
         seeds.add(index)
-        return Params(layout, np.zeros(layout.size, np.float32), np.zeros(layout.counter_size, np.int64))
+        return Params(
+            layout,
+            np.zeros(layout.size, np.float32),
+            np.zeros(layout.counter_size, np.int64),
+        )
 
     method.start(untrained)
     require(
@@ -122,7 +153,11 @@ def check_initial(method: Method, layout: Layout, given: str = "initial_ckpt", p
 
 
 def initial_models(
-    method: Method, make_model: Callable[[], torch.nn.Module], layout: Layout, seed: int, path: Path | None
+    method: Method,
+    make_model: Callable[[], torch.nn.Module],
+    layout: Layout,
+    seed: int,
+    path: Path | None,
 ) -> Callable[[int], Params]:
     """What travels of a run's initial models: of untrained ones, or of always the one in the file at ``path``.
 
@@ -167,12 +202,19 @@ def named_arrays(model: Any) -> dict[str, np.ndarray] | None:
         return {NUMPY_KEY: _array(model, "model")}
     if not isinstance(model, Mapping) or "class_path" in model:
         return None
-    require(bool(model), "model = {} has no arrays; give those that the script should start from, by name")
+    require(
+        bool(model),
+        "model = {} has no arrays; give those that the script should start from, by name",
+    )
     for name, value in model.items():
         where = f"model: {name!r}"
-        require(isinstance(name, str) and bool(name), f"{where} should be a name: text that is not empty")
         require(
-            not isinstance(value, (str, bool, int, float, Mapping)) and value is not None,
+            isinstance(name, str) and bool(name),
+            f"{where} should be a name: text that is not empty",
+        )
+        require(
+            not isinstance(value, (str, bool, int, float, Mapping))
+            and value is not None,
             f"{where} = {value!r} is no array. A model is what is averaged, such as {{'coef': np.zeros((1, 13))}}, "
             "with a single number as [0.0]; a module should be {'class_path': 'package.Class', 'args': {...}}. "
             "Hyperparameters belong in train_args: a script that receives them as its model has to be changed",
@@ -184,10 +226,20 @@ def _array(value: Any, where: str) -> np.ndarray:
     try:
         array = np.asarray(value)
     except Exception as error:  # rows of different lengths, or what another library makes of being asked
-        raise ConfigError(f"{where} is no array of numbers ({one_line(error)})") from error
-    require(array.dtype.kind in "fiub", f"{where} should be an array of numbers, not of {array.dtype}")
-    require(array.size > 0, f"{where} has shape {array.shape}, without a single number; give it the model's shape")
+        raise ConfigError(
+            f"{where} is no array of numbers ({one_line(error)})"
+        ) from error
+    require(
+        array.dtype.kind in "fiub",
+        f"{where} should be an array of numbers, not of {array.dtype}",
+    )
+    require(
+        array.size > 0,
+        f"{where} has shape {array.shape}, without a single number; give it the model's shape",
+    )
     with np.errstate(over="ignore"):
         array = array.astype(np.float32)
-    require(bool(np.isfinite(array).all()), f"{where} holds NaN or infinity, as float32")
+    require(
+        bool(np.isfinite(array).all()), f"{where} holds NaN or infinity, as float32"
+    )
     return array

@@ -72,37 +72,75 @@ def run_loop(
     source = plan.reader
     assert source is not None
     torch.set_num_threads(plan.site.torch_threads)
-    plan = replace(plan, model=describe_network(plan.model), data=plan.data.resolved(source))
+    plan = replace(
+        plan, model=describe_network(plan.model), data=plan.data.resolved(source)
+    )
     checkpoints = checkpoints or Checkpoints()
     site, places = _host(plan)
     runtime, training = site.runtime, site.runtime.settings
     settings = plan.server.judged(runtime.task, runtime.division.layout)
     facts = describe_run(plan.data, settings, training, plan.job.private)
-    label_of = partial(plan.data.label_of, source) if plan.method.traits.named_groups else lambda data: None
+    label_of = (
+        partial(plan.data.label_of, source)
+        if plan.method.traits.named_groups
+        else lambda data: None
+    )
     participants = [
-        Participant(n, places[n], site.samples(n), d.group, len(d.test) > 0, clipped=d.clipped, label=label_of(d))
+        Participant(
+            n,
+            places[n],
+            site.samples(n),
+            d.group,
+            len(d.test) > 0,
+            clipped=d.clipped,
+            label=label_of(d),
+        )
         for n, d in site.hosted.items()
     ]
     start = _start(plan, site, participants, checkpoints, facts)
     recorder = None
     if folder is not None:
         ancestry = {ANCESTRY: _trace_ancestry(plan, training).to_list(names=False)}
-        recorder = Recorder(folder, {**facts, **plan.facts, **ancestry}, plan.model, start.recorded, start.last)
+        recorder = Recorder(
+            folder,
+            {**facts, **plan.facts, **ancestry},
+            plan.model,
+            start.recorded,
+            start.last,
+        )
         recorder.begin(plan.method.label, settings.num_rounds)
-    scored = Scored.of(site.score_shape, runtime.task.link, settings.floor.sites, real=False)
-    observers = [*observers_of(scored=scored, bootstrap=training.bootstrap), Membership(training.membership)]
+    scored = Scored.of(
+        site.score_shape, runtime.task.link, settings.floor.sites, real=False
+    )
+    observers = [
+        *observers_of(scored=scored, bootstrap=training.bootstrap),
+        Membership(training.membership),
+    ]
     if on_round is not None:
         observers.append(Watcher(on_round))
     equipment = Equipment(
         recorder,
         start.progress,
-        logits_for(plan.method, plan.make_model, plan.data, lambda: source, plan.server.seed),
+        logits_for(
+            plan.method, plan.make_model, plan.data, lambda: source, plan.server.seed
+        ),
         None if checkpoints.store is None else checkpoints.store.archive,
         runtime.division.complete(partial(runtime.untrained, 0)),
         observers=observers,
     )
-    server = Server(plan.method, runtime.division.public, participants, settings, start.state, equipment)
-    keeper = partial(_keeper, recorder, site) if recorder is not None and plan.site.keep_served else None
+    server = Server(
+        plan.method,
+        runtime.division.public,
+        participants,
+        settings,
+        start.state,
+        equipment,
+    )
+    keeper = (
+        partial(_keeper, recorder, site)
+        if recorder is not None and plan.site.keep_served
+        else None
+    )
     drive(server, InProcess(site, places, keeper), checkpoints, plan.until)
     return server
 
@@ -121,19 +159,37 @@ class Watcher(Observer):
 def _host(plan: RunPlan) -> tuple[Site, dict[str, str]]:
     """The site with all participants, and the site at which the server believes each of them to be."""
     assert plan.reader is not None
-    training = (plan.training or TrainSettings()).over(plan.server.num_rounds, plan.server.evaluate_every)
+    training = (plan.training or TrainSettings()).over(
+        plan.server.num_rounds, plan.server.evaluate_every
+    )
     place = Place.of(plan.site.device, plan.site.gpu_memory)
-    of_run = (plan.method, plan.make_model, training, plan.server.seed, plan.site.evaluate_trained)
+    of_run = (
+        plan.method,
+        plan.make_model,
+        training,
+        plan.server.seed,
+        plan.site.evaluate_trained,
+    )
     site = Site(*of_run, place.device, private=plan.job.private)
     place.limit()
     with site.preparing():
         site.add(plan.data.host(plan.reader, "local", 0, 1))
-    numbers = {name: ((i + 1) * plan.sites - 1) // len(site.hosted) for i, name in enumerate(site.hosted)}
-    return site, {n: "local" if plan.sites == 1 else f"site-{number + 1}" for n, number in numbers.items()}
+    numbers = {
+        name: ((i + 1) * plan.sites - 1) // len(site.hosted)
+        for i, name in enumerate(site.hosted)
+    }
+    return site, {
+        n: "local" if plan.sites == 1 else f"site-{number + 1}"
+        for n, number in numbers.items()
+    }
 
 
 def _start(
-    plan: RunPlan, site: Site, participants: Sequence[Participant], checkpoints: Checkpoints, facts: Mapping[str, Any]
+    plan: RunPlan,
+    site: Site,
+    participants: Sequence[Participant],
+    checkpoints: Checkpoints,
+    facts: Mapping[str, Any],
 ) -> Checkpoint:
     """Where the run starts: at an earlier attempt's last checkpoint, or at untrained or given models."""
     division, initial_ckpt = site.runtime.division, plan.job.initial_ckpt
@@ -141,7 +197,13 @@ def _start(
         "method": describe_method(plan.method),
         "model": plan.model,
         "participants": {p.name: p.samples for p in participants},
-        **({"labels": labels} if (labels := {p.name: p.label for p in participants if p.label is not None}) else {}),
+        **(
+            {"labels": labels}
+            if (
+                labels := {p.name: p.label for p in participants if p.label is not None}
+            )
+            else {}
+        ),
         "evaluate_trained": plan.site.evaluate_trained,
         "classes": _name_classes(site),
         **facts,
@@ -153,7 +215,9 @@ def _start(
         start = Checkpoint.latest(checkpoints.store, division.layout, checkpoints.run)
     if start is None:
         path = None if initial_ckpt is None else Path(initial_ckpt)
-        initial = initial_models(plan.method, plan.make_model, division.public, plan.server.seed, path)
+        initial = initial_models(
+            plan.method, plan.make_model, division.public, plan.server.seed, path
+        )
         start = Checkpoint(plan.method.start(initial, [p.name for p in participants]))
     site.memory.update({name: dict(memory) for name, memory in start.memory.items()})
     return start
@@ -162,7 +226,11 @@ def _start(
 def _trace_ancestry(plan: RunPlan, training: TrainSettings) -> Ancestry:
     """The runs in which the models will have been trained."""
     privacy, path = training.privacy, plan.job.initial_ckpt
-    dp = None if privacy is None else {"epsilon": privacy.epsilon, "delta": privacy.delta}
+    dp = (
+        None
+        if privacy is None
+        else {"epsilon": privacy.epsilon, "delta": privacy.delta}
+    )
     run = Ancestor(dp=dp, split=hash_split(plan.server.seed, asdict(plan.data)))
     if path is None:
         return Ancestry((run,))
@@ -175,13 +243,21 @@ def _name_classes(site: Site) -> list[str]:
     return [] if data is None else list(data.train.classes)
 
 
-def _keeper(recorder: Recorder, site: Site, server: Server) -> Callable[[str, Served], None]:
+def _keeper(
+    recorder: Recorder, site: Site, server: Server
+) -> Callable[[str, Served], None]:
     """A function that saves what a participant predicts with, but for what the run's models have already."""
     rounds, models = server.state.round, server.models()
 
     def keep(participant: str, served: Served) -> None:
         try:
-            recorder.served(participant, served, rounds, site.hosted[participant].preparation, models)
+            recorder.served(
+                participant,
+                served,
+                rounds,
+                site.hosted[participant].preparation,
+                models,
+            )
         except FileError as error:  # the run has its results all the same
             logger.error("%s's model is not kept: %s", participant, error)
 
@@ -189,7 +265,10 @@ def _keeper(recorder: Recorder, site: Site, server: Server) -> Callable[[str, Se
 
 
 def describe_run(
-    data: DataConfig, settings: ServerSettings, training: TrainSettings, private: str | None
+    data: DataConfig,
+    settings: ServerSettings,
+    training: TrainSettings,
+    private: str | None,
 ) -> dict[str, Any]:
     return {
         **({} if private is None else {"private": private}),
@@ -199,21 +278,39 @@ def describe_run(
     }
 
 
-def class_counts(task: LearningTask, hosted: Sequence[ParticipantData]) -> Mapping[str, tuple[int, ...]]:
+def class_counts(
+    task: LearningTask, hosted: Sequence[ParticipantData]
+) -> Mapping[str, tuple[int, ...]]:
     """How many test samples each participant has of each class; none where the task has no classes."""
     labels = {data.name: data.test.y for data in hosted if task.form == "class"}
     most = max([2, *(1 + int(y.max()) for y in labels.values() if len(y))])
-    return {name: tuple(np.bincount(y, minlength=most).tolist()) for name, y in labels.items()}
+    return {
+        name: tuple(np.bincount(y, minlength=most).tolist())
+        for name, y in labels.items()
+    }
 
 
-def class_facts(source: DataSource, task: LearningTask, hosted: Sequence[ParticipantData]) -> dict[str, Any]:
+def class_facts(
+    source: DataSource, task: LearningTask, hosted: Sequence[ParticipantData]
+) -> dict[str, Any]:
     """For a run's summary: the classes' names, what class 1 is, and the accuracy of naming one class everywhere."""
-    from cfl_flare.results.comparison import AtHospital, majority, mean_of  # with scipy, which no site needs
+    from cfl_flare.results.comparison import (
+        AtHospital,
+        majority,
+        mean_of,
+    )  # with scipy, which no site needs
 
     positive = source.positive if task.form == "class" else None
     counts = class_counts(task, hosted)
     people = {
-        data.name: AtHospital(len(data.train), len(data.test), 0, 0.0, np.zeros(0), counts.get(data.name, ()))
+        data.name: AtHospital(
+            len(data.train),
+            len(data.test),
+            0,
+            0.0,
+            np.zeros(0),
+            counts.get(data.name, ()),
+        )
         for data in hosted
         if len(data.test)
     }

@@ -21,7 +21,13 @@ from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
 from cfl_flare.methods.state import heads
 from cfl_flare.methods.wrapper import Clustering
-from cfl_flare.results.remarks import MOVED, POSSIBLE, SMALL, fewer_clusters, floor_in_round
+from cfl_flare.results.remarks import (
+    MOVED,
+    POSSIBLE,
+    SMALL,
+    fewer_clusters,
+    floor_in_round,
+)
 
 logger = logging.getLogger(__name__)
 # A search's assignment that may cost so much more than the cheapest one, as a part of that, is as good as that.
@@ -40,18 +46,35 @@ def census_of(participants: Iterable[Participant], floor: Floor) -> Census:
 class ClusterFloor:
     """The floor of a run's clusters: what it asks, and what it changes in a round; participants join in place."""
 
-    def __init__(self, method: Method, settings: ServerSettings, participants: Mapping[str, Participant]):
-        self._method, self._settings, self._participants = method, settings, participants
+    def __init__(
+        self,
+        method: Method,
+        settings: ServerSettings,
+        participants: Mapping[str, Participant],
+    ):
+        self._method, self._settings, self._participants = (
+            method,
+            settings,
+            participants,
+        )
         self._logged = ""
         self.renew()
         if self.possible < method.clusters:
-            logger.warning("%s", fewer_clusters(self.possible, method.clusters, settings.floor.words))
+            logger.warning(
+                "%s",
+                fewer_clusters(self.possible, method.clusters, settings.floor.words),
+            )
 
     def renew(self) -> None:
         """Counts who takes part in the coming round."""
-        floor, merges = self._settings.floor, self._settings.merge_small_clusters is not False
+        floor, merges = (
+            self._settings.floor,
+            self._settings.merge_small_clusters is not False,
+        )
         fills_up = merges and floor != Floor(1, 1)
-        self._census = census_of(self._participants.values(), floor) if fills_up else None
+        self._census = (
+            census_of(self._participants.values(), floor) if fills_up else None
+        )
 
     @property
     def possible(self) -> int:
@@ -73,11 +96,22 @@ class ClusterFloor:
         moved = {} if self._census is None else self._census.moved
         changed = {SMALL: self._small(after), **({MOVED: dict(moved)} if moved else {})}
         words = floor_in_round({**changed, **notes})
-        gap = self._census.gaps[-1] if self._census is not None and self._census.gaps else 0.0
+        gap = (
+            self._census.gaps[-1]
+            if self._census is not None and self._census.gaps
+            else 0.0
+        )
         if words and gap > SMALLEST_GAP:
             words = f"{words}; the assignment costs at most {gap:.1%} more than the cheapest one"
-        if words and words != self._logged:  # a site that stays away holds the same models back in each round
-            logger.info("round %d, at least %s a cluster: %s", after.round - 1, floor.words, words)
+        if (
+            words and words != self._logged
+        ):  # a site that stays away holds the same models back in each round
+            logger.info(
+                "round %d, at least %s a cluster: %s",
+                after.round - 1,
+                floor.words,
+                words,
+            )
         self._logged = words
         return changed
 
@@ -87,13 +121,20 @@ class ClusterFloor:
 
 
 def check_floor(
-    method: Method, state: ServerState, settings: ServerSettings, participants: Sequence[Participant]
+    method: Method,
+    state: ServerState,
+    settings: ServerSettings,
+    participants: Sequence[Participant],
 ) -> None:
     """Raises a ConfigError if a model cannot be held back, or all sites together are fewer than one needs.
 
     Without models on the server, any run can go on.
     """
-    floor, sites, samples = settings.floor, len({p.site for p in participants}), sum(p.samples for p in participants)
+    floor, sites, samples = (
+        settings.floor,
+        len({p.site for p in participants}),
+        sum(p.samples for p in participants),
+    )
     traits = method.traits
     if not settings.hold_small_clusters or not state.bank:
         return
@@ -104,7 +145,9 @@ def check_floor(
         "min_samples_per_cluster to 1 in the job if the hospitals agree that others may see models of one of them",
     )
     raised = floor.sites != settings.min_sites_per_cluster
-    robust = f" and what aggregation = {settings.aggregation!r} leaves out" if raised else ""
+    robust = (
+        f" and what aggregation = {settings.aggregation!r} leaves out" if raised else ""
+    )
     require(
         sites >= floor.sites and samples >= floor.samples,
         f"run: a model needs {floor.sites} sites (min_sites_per_cluster{robust}) and {floor.samples} training samples "
@@ -113,7 +156,12 @@ def check_floor(
     )
 
 
-def under_floor(method: Method, before: ServerState, updates: Sequence[Update], assignment: Assignment) -> Assignment:
+def under_floor(
+    method: Method,
+    before: ServerState,
+    updates: Sequence[Update],
+    assignment: Assignment,
+) -> Assignment:
     """The assignment of a method that left a cluster too small: the cheapest one without small clusters.
 
     Methods of this package ask `ServerState.sizes` while they assign, and leave nothing to do but where a participant
@@ -128,7 +176,10 @@ def under_floor(method: Method, before: ServerState, updates: Sequence[Update], 
     chosen = any(u.cluster is not None for u in heads(updates))
     if chosen or not census.small(everyone.items()):
         return assignment
-    clustering, names = Clustering.of(method, before), [u.participant for u in heads(updates)]
+    clustering, names = (
+        Clustering.of(method, before),
+        [u.participant for u in heads(updates)],
+    )
     labels = np.array([assignment[name] for name in names])
 
     def costs() -> np.ndarray:
@@ -137,10 +188,16 @@ def under_floor(method: Method, before: ServerState, updates: Sequence[Update], 
         centres = {k: centre for k, centre in absent.items() if centre is not None}
         at = points(chain(map(clustering.vector, updates), centres.values()))
         means = dict(zip(centres, at[len(names) :]))
-        means |= {k: at[: len(names)][labels == k].mean(axis=0, dtype=np.float64) for k in clusters if k in labels}
+        means |= {
+            k: at[: len(names)][labels == k].mean(axis=0, dtype=np.float64)
+            for k in clusters
+            if k in labels
+        }
         distances = np.full((len(names), clusters[-1] + 1), np.inf)
         for k, mean in means.items():
-            distances[:, k] = squared_distances(at[: len(names)], mean[None], np.ones(len(names)))[:, 0]
+            distances[:, k] = squared_distances(
+                at[: len(names)], mean[None], np.ones(len(names))
+            )[:, 0]
         return distances
 
     placed = census.of(names, before.assignment).assigned(labels, costs)
@@ -170,7 +227,11 @@ def small_means(
         weights = sites.setdefault(mean, {})
         weights[site] = weights.get(site, 0.0) + weight
         members.add((name, mean))
-    most = {k for k, of in sites.items() if max(of.values()) > largest_share * sum(of.values()) * (1 + ROUNDED)}
+    most = {
+        k
+        for k, of in sites.items()
+        if max(of.values()) > largest_share * sum(of.values()) * (1 + ROUNDED)
+    }
     samples = {name: p.samples for name, p in participants.items()}
     for update in updates:
         if update.carrier is not None:

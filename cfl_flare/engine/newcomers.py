@@ -24,7 +24,13 @@ import torch
 from torch import nn
 
 from cfl_flare.core.config import build, from_dict, one_line, require, require_whole
-from cfl_flare.core.errors import CFLError, ConfigError, DataError, PayloadError, RunFailedError
+from cfl_flare.core.errors import (
+    CFLError,
+    ConfigError,
+    DataError,
+    PayloadError,
+    RunFailedError,
+)
 from cfl_flare.core.files import atomic_write, check_memory
 from cfl_flare.core.text import shown
 from cfl_flare.data import DataConfig, DataSource, ParticipantData
@@ -68,7 +74,12 @@ class Newcomer:
 
 
 def join(
-    method: Method, state: ServerState, site: Site, name: str, logits: Predict | None = None, rounds: int = 1
+    method: Method,
+    state: ServerState,
+    site: Site,
+    name: str,
+    logits: Predict | None = None,
+    rounds: int = 1,
 ) -> Newcomer:
     """Lets a participant of a site join a finished run, whose state is not changed.
 
@@ -85,17 +96,34 @@ def join(
     while stayed < rounds:
         placed = is_placed(method, state, name)
         if not placed and state.round - first >= MOST:
-            raise RunFailedError(f"{name}: method {method.label} gave it no cluster in {MOST} rounds")
+            raise RunFailedError(
+                f"{name}: method {method.label} gave it no cluster in {MOST} rounds"
+            )
         update = _result(method, state, site, name, train=True).update
         assert update is not None
         state = method.join(replace(state, logits=logits), update)
         stayed += placed
     # In its last round, not the next, so that it chooses its cluster by the same samples as before.
     seen: dict[str, Served] = {}
-    result = _result(method, replace(state, round=state.round - 1), site, name, train=False, on_served=seen.__setitem__)
+    result = _result(
+        method,
+        replace(state, round=state.round - 1),
+        site,
+        name,
+        train=False,
+        on_served=seen.__setitem__,
+    )
     if not all(map(math.isfinite, result.metrics.values())):
-        raise RunFailedError(f"{name}: its metrics are not finite: {result.metrics}; look for outliers in its samples")
-    return Newcomer(name, state.assignment.get(name), state.round - first, seen[name], dict(result.metrics))
+        raise RunFailedError(
+            f"{name}: its metrics are not finite: {result.metrics}; look for outliers in its samples"
+        )
+    return Newcomer(
+        name,
+        state.assignment.get(name),
+        state.round - first,
+        seen[name],
+        dict(result.metrics),
+    )
 
 
 def is_placed(method: Method, state: ServerState, name: str) -> bool:
@@ -106,17 +134,30 @@ def is_placed(method: Method, state: ServerState, name: str) -> bool:
     return name in state.assignment and any(map(is_cluster, sent.slots))
 
 
-def _result(method: Method, state: ServerState, site: Site, name: str, train: bool, **settings: Any) -> Result:
+def _result(
+    method: Method,
+    state: ServerState,
+    site: Site,
+    name: str,
+    train: bool,
+    **settings: Any,
+) -> Result:
     sent = method.distribute(state, name)
     task = Task.of(sent, train=train, evaluate=not train)
-    result = site.carry_out(name, task, with_parts(state.bank, task.slots), state.round, **settings)
+    result = site.carry_out(
+        name, task, with_parts(state.bank, task.slots), state.round, **settings
+    )
     if result.error is not None:
-        raise RunFailedError(f"{name} failed: {result.error}: {result.traceback.strip().splitlines()[-1]}")
+        raise RunFailedError(
+            f"{name} failed: {result.error}: {result.traceback.strip().splitlines()[-1]}"
+        )
     update = result.update
     if update is None:
         return result
     if not all(np.isfinite(d.vector).all() for d in update.diffs.values()):
-        raise RunFailedError(f"{name}: its training ended with NaN or infinity; look for outliers in its samples")
+        raise RunFailedError(
+            f"{name}: its training ended with NaN or infinity; look for outliers in its samples"
+        )
     check_arrays(name, update.arrays, sent.arrays)
     main = next(iter(sent.expected(update.cluster)), None)
     return replace(result, update=replace(update, main=main))
@@ -124,7 +165,9 @@ def _result(method: Method, state: ServerState, site: Site, name: str, train: bo
 
 def joining_rule(method: Method) -> str:
     """The rule by which newcomers are placed, in a few words; empty if there are no clusters."""
-    return method.traits.joins_by or ("the method's own assignment" if method.clusters else "")
+    return method.traits.joins_by or (
+        "the method's own assignment" if method.clusters else ""
+    )
 
 
 class Finished:
@@ -152,7 +195,9 @@ class Finished:
         for path in sorted((self.folder / MODELS).glob("*.safetensors")):
             check_file(path)
         store = Store(self.folder / STATE)
-        resumable = bool(store.versions()) and {"training", "seed"} <= self.summary.keys()
+        resumable = (
+            bool(store.versions()) and {"training", "seed"} <= self.summary.keys()
+        )
         require(
             resumable,
             f"{self.folder} kept no state that a newcomer could join; run it again",
@@ -160,25 +205,48 @@ class Finished:
         with self._reading():
             spec = model_of(self.summary, self.folder)
             self.make_model = partial(build, spec, nn.Module, "model", authorize)
-            if is_ours(spec):  # before memory is allocated for it, as another's arguments may ask for any amount
+            if is_ours(
+                spec
+            ):  # before memory is allocated for it, as another's arguments may ask for any amount
                 layout = layout_of(spec)
                 store.load(store.versions()[-1], layout)
-                check_memory(4 * layout.nbytes, f"{self.folder}: its model")  # built, flat, gradients, an update
+                check_memory(
+                    4 * layout.nbytes, f"{self.folder}: its model"
+                )  # built, flat, gradients, an update
             self.method = build_method(self.summary["method"], authorize)
             require_whole(str(self.folder), seed=self.summary["seed"] + 1)
-            training = from_dict(TrainSettings, {**self.summary["training"], "dp": None}, "training")  # nothing leaves
+            training = from_dict(
+                TrainSettings, {**self.summary["training"], "dp": None}, "training"
+            )  # nothing leaves
             seed, private = self.summary["seed"], self.summary.get("private")
-            self._site = Site(self.method, self.make_model, training, seed, authorize=authorize, private=private)
-            self.state = state_of(*store.load(store.versions()[-1], self._site.runtime.resident.layout))
-            most = max(len(self.summary["participants"]) * max(1, self.state.round), len(self.state.bank))
+            self._site = Site(
+                self.method,
+                self.make_model,
+                training,
+                seed,
+                authorize=authorize,
+                private=private,
+            )
+            self.state = state_of(
+                *store.load(store.versions()[-1], self._site.runtime.resident.layout)
+            )
+            most = max(
+                len(self.summary["participants"]) * max(1, self.state.round),
+                len(self.state.bank),
+            )
             clusters = self.method.clusters_in(self.state)
-            known = all(count(k) and k < clusters for k in self.state.assignment.values())
+            known = all(
+                count(k) and k < clusters for k in self.state.assignment.values()
+            )
             require(
                 clusters <= most and known,
                 f"{self.folder}: {clusters} clusters of {most} participants do not fit its state; the run is damaged",
             )
         joinable = not self.method.clusters or bool(self.state.assignment)
-        require(joinable, f"{self.folder}: nobody in this run has a cluster, so a newcomer cannot get one either")
+        require(
+            joinable,
+            f"{self.folder}: nobody in this run has a cluster, so a newcomer cannot get one either",
+        )
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -189,7 +257,8 @@ class Finished:
             raise
         except Exception as error:  # nothing that is in the files can be relied on
             raise PayloadError(
-                "damaged_file", f"{self.folder} cannot be joined ({one_line(error)}); copy its files again from its run"
+                "damaged_file",
+                f"{self.folder} cannot be joined ({one_line(error)}); copy its files again from its run",
             ) from error
 
     def logits(self, file: str | None = None) -> Predict | None:
@@ -204,7 +273,10 @@ class Finished:
         """
         wanted, where = self.method.traits.indicator, f"method {self.method.label}"
         if wanted is None:
-            require(file is None, f"{where}: needs no indicator samples; leave --indicator-file out")
+            require(
+                file is None,
+                f"{where}: needs no indicator samples; leave --indicator-file out",
+            )
             return None
         each = f"{wanted.per_class} indicator samples of each class"
         path = file or wanted.file
@@ -213,12 +285,21 @@ class Finished:
                 f"{where}: compares models on {each}; name a file with them: --indicator-file samples.npz"
             )
         try:
-            return Logits(self.make_model, read_indicator(path, wanted.per_class, self.summary["seed"]))
+            return Logits(
+                self.make_model,
+                read_indicator(path, wanted.per_class, self.summary["seed"]),
+            )
         except DataError as error:
-            raise DataError(f"{where}: compares models on {each} (--indicator-file): {error}") from error
+            raise DataError(
+                f"{where}: compares models on {each} (--indicator-file): {error}"
+            ) from error
 
     def join(
-        self, data: ParticipantData, logits: Predict | None = None, rounds: int = 1, group: str | None = None
+        self,
+        data: ParticipantData,
+        logits: Predict | None = None,
+        rounds: int = 1,
+        group: str | None = None,
     ) -> Newcomer:
         """Lets a participant join; see `join`. ``group`` is its label, after a run of given groups.
 
@@ -227,13 +308,20 @@ class Finished:
         method, state = self.method, self.state
         if group is not None:
             if not isinstance(method, Groups):
-                raise ConfigError(f"{self.folder}: method {method.label} places newcomers itself; leave --group out")
+                raise ConfigError(
+                    f"{self.folder}: method {method.label} places newcomers itself; leave --group out"
+                )
             there = ", ".join(map(shown, method.labels[:20]))
-            known = f"method groups: no group {shown(group)} was trained; there are {there}"
+            known = (
+                f"method groups: no group {shown(group)} was trained; there are {there}"
+            )
             require(group in method.labels, known)
             state = replace(state, labels={**state.labels, data.name: group})
         taken = [p["name"] for p in self.summary["participants"]]
-        require(data.name not in taken, f"newcomer: {data.name!r} is a participant of the run; give it another name")
+        require(
+            data.name not in taken,
+            f"newcomer: {data.name!r} is a participant of the run; give it another name",
+        )
         self._site.add([data])
         with self._reading():
             return join(method, state, self._site, data.name, logits, rounds)
@@ -242,11 +330,21 @@ class Finished:
         """Writes what a newcomer predicts with into a folder, for `read_model` of the results; returns the file."""
         task = self.summary["training"].get("task", CLASSES)
         preparation = self._site.hosted[newcomer.name].preparation
-        save_served(folder, "model", newcomer.served, self.summary["model"], self.state.round, task, preparation)
+        save_served(
+            folder,
+            "model",
+            newcomer.served,
+            self.summary["model"],
+            self.state.round,
+            task,
+            preparation,
+        )
         return folder / "model.safetensors"
 
 
-def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict[str, Any]:
+def onboard_unseen(
+    run: str | Path, source: DataSource, rounds: int = 1
+) -> dict[str, Any]:
     """Lets all participants that a simulation held back join its finished run, each separately.
 
     Means are weighted by n_i, as in the run's own summary. Each takes part in ``rounds`` rounds once it is placed.
@@ -263,8 +361,17 @@ def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict
     finished = Finished(run)
     data = from_dict(DataConfig, finished.summary["data"], "data")
     people = data.newcomers(source)
-    require(bool(people), f"{finished.folder}: this run held no participants back; set unseen in its data")
-    logits = logits_for(finished.method, finished.make_model, data, lambda: source, finished.summary["seed"])
+    require(
+        bool(people),
+        f"{finished.folder}: this run held no participants back; set unseen in its data",
+    )
+    logits = logits_for(
+        finished.method,
+        finished.make_model,
+        data,
+        lambda: source,
+        finished.summary["seed"],
+    )
     joined, failed = {}, {}
     for person in people:
         try:
@@ -274,11 +381,15 @@ def onboard_unseen(run: str | Path, source: DataSource, rounds: int = 1) -> dict
     metrics = {name: newcomer.metrics for name, newcomer in joined.items()}
     metric = leading((), reported(metrics.values(), sum(map(bool, metrics.values()))))
     key = f"served_{metric.name}"
-    worst = metric.worst_first((name, measured[key]) for name, measured in metrics.items() if key in measured)
+    worst = metric.worst_first(
+        (name, measured[key]) for name, measured in metrics.items() if key in measured
+    )
     content = {
         "joins_by": joining_rule(finished.method),
         "rounds": rounds,
-        **average(metrics, {person.name: float(len(person.train)) for person in people}),
+        **average(
+            metrics, {person.name: float(len(person.train)) for person in people}
+        ),
         f"served_worst_{metric.name}": worst[0][1] if worst else None,
         "failed": failed,
         "participants": [

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from cfl_flare.core.config import as_spec, build, check_run_name, describe, from_dict, require
+from cfl_flare.core.config import (
+    as_spec,
+    build,
+    check_run_name,
+    describe,
+    from_dict,
+    require,
+)
 from cfl_flare.core.networks import describe_network
 from cfl_flare.core.settings import check_known, check_settings, pick, setting
 from cfl_flare.data import DataConfig, DataSource
@@ -32,31 +39,42 @@ class JobSettings:
     """The job as a whole."""
 
     min_clients: int = setting(
-        help="fewest sites with which FLARE starts the job; one that connects later joins it", ge=1
+        help="fewest sites with which FLARE starts the job; one that connects later joins it",
+        ge=1,
     )
     site_names: tuple[str, ...] = setting(
         (),
         help="the sites, where only these take part; the job's files for the server, initial_ckpt, then go to no site",
     )
-    name: str = setting("clustered", help="name of the job, and of the run's folder under each site's state root")
+    name: str = setting(
+        "clustered",
+        help="name of the job, and of the run's folder under each site's state root",
+    )
     initial_ckpt: str | None = setting(
-        None, help="a trained model to start from: a local file, sent with the job, or an absolute path on the server"
+        None,
+        help="a trained model to start from: a local file, sent with the job, or an absolute path on the server",
     )
     exclude_vars: str | None = setting(
-        None, help="a regular expression for the names of arrays that do not leave a site"
+        None,
+        help="a regular expression for the names of arrays that do not leave a site",
     )
     private: str | None = setting(
         None,
         help="layers that each participant trains for itself and that do not leave its site: norm, bias, head, or a "
         "regular expression for the names of arrays",
     )
-    resume_from: str | None = setting(None, help="name of the run to resume, from its last checkpoint")
+    resume_from: str | None = setting(
+        None, help="name of the run to resume, from its last checkpoint"
+    )
     task_request_interval: float = setting(
         0.2,
         help="seconds between requests for a task of a site whose requests the server cannot hold, beyond 50 sites",
         gt=0,
     )
-    byoc: bool = setting(False, help="send cfl_flare's code with the job, for sites where it is not installed")
+    byoc: bool = setting(
+        False,
+        help="send cfl_flare's code with the job, for sites where it is not installed",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "run")
@@ -69,11 +87,17 @@ class JobSettings:
 class ControllerSettings:
     """The server's process."""
 
-    task_timeout: int = setting(3600, help="seconds that a round may take; later results are dropped", ge=1)
-    max_missed_tasks: int = setting(
-        2, help="a site that misses so many tasks in a row is still asked, but no longer waited for", ge=1
+    task_timeout: int = setting(
+        3600, help="seconds that a round may take; later results are dropped", ge=1
     )
-    memory_gc_rounds: int = setting(0, help=MEMORY.format("the server's"), ge=0, name="server_memory_gc_rounds")
+    max_missed_tasks: int = setting(
+        2,
+        help="a site that misses so many tasks in a row is still asked, but no longer waited for",
+        ge=1,
+    )
+    memory_gc_rounds: int = setting(
+        0, help=MEMORY.format("the server's"), ge=0, name="server_memory_gc_rounds"
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "run")
@@ -84,10 +108,15 @@ class ExecutorSettings:
     """A site's process, as FLARE runs it."""
 
     site_sums: bool = setting(
-        False, help="a site sends one mean per cluster for all its participants, if the method only averages"
+        False,
+        help="a site sends one mean per cluster for all its participants, if the method only averages",
     )
-    memory_gc_rounds: int = setting(0, help=MEMORY.format("a site's"), ge=0, name="client_memory_gc_rounds")
-    cuda_empty_cache: bool = setting(False, help="a site's clean-up also releases torch's cached GPU memory")
+    memory_gc_rounds: int = setting(
+        0, help=MEMORY.format("a site's"), ge=0, name="client_memory_gc_rounds"
+    )
+    cuda_empty_cache: bool = setting(
+        False, help="a site's clean-up also releases torch's cached GPU memory"
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "run")
@@ -98,7 +127,9 @@ class ScriptSettings:
     """A training script of FLARE's Client API, in place of cfl_flare's own training."""
 
     train_script: str | None = setting(
-        None, help="the script, sent with the job; it reads the data, each site is one participant", per_site=True
+        None,
+        help="the script, sent with the job; it reads the data, each site is one participant",
+        per_site=True,
     )
     train_args: str = setting("", help="the script's command line", per_site=True)
     evaluate: str | None = setting(
@@ -107,20 +138,31 @@ class ScriptSettings:
         "client.evaluate; without it, what the script reports counts",
         per_site=True,
     )
-    launch_external_process: bool = setting(False, help="run the script in a separate process", per_site=True)
-    command: str = setting("python3 -u", help="what starts that process", per_site=True)
-    launch_once: bool = setting(True, help="that process runs for the whole job, or is started anew for each task")
-    launch_timeout: float | None = setting(
-        300.0, help="seconds within which that process must be connected; None for no limit", gt=0
+    launch_external_process: bool = setting(
+        False, help="run the script in a separate process", per_site=True
     )
-    shutdown_timeout: float = setting(0.0, help="seconds that process gets to end by itself", ge=0)
+    command: str = setting("python3 -u", help="what starts that process", per_site=True)
+    launch_once: bool = setting(
+        True,
+        help="that process runs for the whole job, or is started anew for each task",
+    )
+    launch_timeout: float | None = setting(
+        300.0,
+        help="seconds within which that process must be connected; None for no limit",
+        gt=0,
+    )
+    shutdown_timeout: float = setting(
+        0.0, help="seconds that process gets to end by itself", ge=0
+    )
     framework: str | None = setting(
         None,
         help="what the script's arrays are; by default NumPy's if the model is given as arrays, else PyTorch's",
         choices=("pytorch", "numpy"),
     )
     params_transfer_type: str = setting(
-        "FULL", help="the script sends its model, or the difference from what it received", choices=("FULL", "DIFF")
+        "FULL",
+        help="the script sends its model, or the difference from what it received",
+        choices=("FULL", "DIFF"),
     )
     server_expected_format: str = setting(
         "numpy",
@@ -164,7 +206,9 @@ class AssignSettings:
         choices=("min", "max"),
         name="assign_mode",
     )
-    every: int = setting(1, help="rounds between choices of a cluster", ge=1, name="assign_every")
+    every: int = setting(
+        1, help="rounds between choices of a cluster", ge=1, name="assign_every"
+    )
     penalties: bool = False
     fedprox_mu: float | None = None
     tensors: bool = False
@@ -251,12 +295,20 @@ class RunPlan:
             ConfigError: a setting is wrong; the message names it, its value and what it should be.
         """
         check_known(settings, CONCERNS.values(), "recipe")
-        method = method if isinstance(method, Method) else build_method(as_spec(method, "method"))
+        method = (
+            method
+            if isinstance(method, Method)
+            else build_method(as_spec(method, "method"))
+        )
         if settings.get("indicator_samples") is None:
             settings["indicator_samples"] = (
-                0 if settings.get("participants") is None else samples_to_set_aside([method])
+                0
+                if settings.get("participants") is None
+                else samples_to_set_aside([method])
             )
-        parts: dict[str, Any] = {place: pick(kind, settings, "run") for place, kind in CONCERNS.items()}
+        parts: dict[str, Any] = {
+            place: pick(kind, settings, "run") for place, kind in CONCERNS.items()
+        }
         require(
             data is not None or parts["script"].train_script is not None,
             "recipe: neither data nor train_script is given; give one of them",
@@ -273,12 +325,22 @@ class RunPlan:
         source = {} if data is None else describe(data, "data")
         reader = build(source, DataSource, "data") if source else None  # type: ignore[type-abstract]
         if reader is not None:
-            parts["data"] = parts["data"].resolved(data if isinstance(data, DataSource) else reader)
-        if not isinstance(training, TrainSettings) and (data is not None or training is not None):
+            parts["data"] = parts["data"].resolved(
+                data if isinstance(data, DataSource) else reader
+            )
+        if not isinstance(training, TrainSettings) and (
+            data is not None or training is not None
+        ):
             training = from_dict(TrainSettings, training or {}, "training")
         if training is not None:
-            training = training.over(parts["server"].num_rounds, parts["server"].evaluate_every)
-            training = scale_outcome(training, data if isinstance(data, DataSource) else reader, parts["data"])
+            training = training.over(
+                parts["server"].num_rounds, parts["server"].evaluate_every
+            )
+            training = scale_outcome(
+                training,
+                data if isinstance(data, DataSource) else reader,
+                parts["data"],
+            )
         return cls(
             method=method,
             model=describe_network(model),
@@ -293,7 +355,9 @@ class RunPlan:
         return build(self.model, nn.Module, "model")
 
 
-def scale_outcome(training: TrainSettings, reader: DataSource | None, data: DataConfig) -> TrainSettings:
+def scale_outcome(
+    training: TrainSettings, reader: DataSource | None, data: DataConfig
+) -> TrainSettings:
     """Give the task regression the outcome's mean and deviation, of all training samples of a simulation.
 
     Raises:

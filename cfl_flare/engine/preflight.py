@@ -19,7 +19,11 @@ from cfl_flare.core.private import Division
 from cfl_flare.data.columns import Columns
 from cfl_flare.engine.early_stopping import EarlyStopping
 from cfl_flare.engine.indicator import check_indicator, check_task
-from cfl_flare.engine.initial_models import check_initial, initial_models, read_checkpoint
+from cfl_flare.engine.initial_models import (
+    check_initial,
+    initial_models,
+    read_checkpoint,
+)
 from cfl_flare.engine.partial_sums import check_sums
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.server import Server
@@ -52,7 +56,9 @@ def _check_fit(plan: RunPlan) -> Division:
     module = plan.make_model()
     names = {id(p): name for name, p in module.named_parameters()}
     scripted = plan.script.train_script is not None
-    pattern = None if scripted else plan.job.private  # a script's are taken out of whole models
+    pattern = (
+        None if scripted else plan.job.private
+    )  # a script's are taken out of whole models
     _layout(module)
     method, division = plan.method, Division.of(module, pattern)
     training = plan.training or TrainSettings()
@@ -61,14 +67,24 @@ def _check_fit(plan: RunPlan) -> Division:
     layout = division.public
     if method.traits.cluster_on == "fc" and layout.compared("fc") == "all":
         what = "the model" if division.private is None else "what travels of the model"
-        logger.warning("method %s: %s has no fully connected layer: cluster_on is 'all'", method.name, what)
+        logger.warning(
+            "method %s: %s has no fully connected layer: cluster_on is 'all'",
+            method.name,
+            what,
+        )
     check_indicator(method, plan.data)
-    if plan.data.participants is None:  # else the server that `_check_start` builds says so
+    if (
+        plan.data.participants is None
+    ):  # else the server that `_check_start` builds says so
         check_server_optimizer(method, plan.server)
     check_sums(plan.executor.site_sums, method, plan.server, scripted)
     if not scripted:
         check_trainable(module)
-        left = [name for i, name in names.items() if i not in {id(tensor) for _, tensor in live_state(module).values()}]
+        left = [
+            name
+            for i, name in names.items()
+            if i not in {id(tensor) for _, tensor in live_state(module).values()}
+        ]
         require(
             not left,
             f"model {type(module).__name__}: its state_dict() leaves out {len(left)} of its {len(names)} parameters, "
@@ -112,7 +128,9 @@ def _check_columns(columns: Columns, module: nn.Module, task: LearningTask) -> N
             outputs = module.eval()(torch.zeros(1, len(columns.features)))
     except Exception as error:  # the module may be the user's, and raise anything
         why = f"{what}, which model {type(module).__name__} does not take ({one_line(error)})"
-        raise ConfigError(f"{why}; set its input_shape to [{len(columns.features)}]") from error
+        raise ConfigError(
+            f"{why}; set its input_shape to [{len(columns.features)}]"
+        ) from error
     if columns.labels is not None:
         try:
             task.check(outputs, columns.labels, "the columns that sites agreed on")
@@ -121,26 +139,59 @@ def _check_columns(columns: Columns, module: nn.Module, task: LearningTask) -> N
 
 
 def _check_counts(plan: RunPlan) -> None:
-    most, sample, answers = len(plan.data.names), plan.server.sample, plan.server.min_answers
+    most, sample, answers = (
+        len(plan.data.names),
+        plan.server.sample,
+        plan.server.min_answers,
+    )
     sampled, above = count_of(sample, most), f"is more than {plan.data.who_trains}"
     for name, value, limit, reason in (
-        ("run: min_clients", plan.job.min_clients, most, f"{above}; each site hosts at least one"),
-        (f"method {plan.method.name}: k", plan.method.clusters, most, f"{above}; lower k"),
+        (
+            "run: min_clients",
+            plan.job.min_clients,
+            most,
+            f"{above}; each site hosts at least one",
+        ),
+        (
+            f"method {plan.method.name}: k",
+            plan.method.clusters,
+            most,
+            f"{above}; lower k",
+        ),
         ("run: sample", sample, most, f"{above}; 1.0 is all of them"),
-        ("run: min_answers", answers, sampled, f"is more than the {sampled} asked in a round; 1.0 is all of them"),
+        (
+            "run: min_answers",
+            answers,
+            sampled,
+            f"is more than the {sampled} asked in a round; 1.0 is all of them",
+        ),
     ):
-        require(isinstance(value, float) or value <= limit, f"{name} = {value} {reason}")
+        require(
+            isinstance(value, float) or value <= limit, f"{name} = {value} {reason}"
+        )
 
 
 def _check_start(plan: RunPlan, division: Division) -> None:
     """Builds the server, which makes its own checks, if the participants are known."""
     if plan.data.participants is None or plan.job.resume_from is not None:
         return
-    enough = plan.server.floor.samples  # sites, samples and the groups that they name are not known yet
+    enough = (
+        plan.server.floor.samples
+    )  # sites, samples and the groups that they name are not known yet
     label = next(iter(plan.method.traits.named_groups), None)
-    participants = [Participant(name, name, enough, label=label) for name in plan.data.names]
-    initial = initial_models(plan.method, plan.make_model, division.public, plan.server.seed, None)
-    Server(plan.method, division.public, participants, plan.server, plan.method.start(initial, plan.data.names))
+    participants = [
+        Participant(name, name, enough, label=label) for name in plan.data.names
+    ]
+    initial = initial_models(
+        plan.method, plan.make_model, division.public, plan.server.seed, None
+    )
+    Server(
+        plan.method,
+        division.public,
+        participants,
+        plan.server,
+        plan.method.start(initial, plan.data.names),
+    )
 
 
 def check_stop_cond(stopping: EarlyStopping) -> None:
@@ -150,13 +201,16 @@ def check_stop_cond(stopping: EarlyStopping) -> None:
         return
     last = stop.metric.name.rpartition("/")[2].replace("served_", "")
     require(
-        (last not in (POOLED, POOLED_F1) and RANGES.get(last) != (0, 1)) or stop.value <= 1,
+        (last not in (POOLED, POOLED_F1) and RANGES.get(last) != (0, 1))
+        or stop.value <= 1,
         f"run: stop_cond = {stop.text!r}: {last} is a share in 0..1 here; write {stop.value / 100:g} for "
         f"{stop.value:g} per cent",
     )
 
 
-def check_key_metric(stopping: EarlyStopping, task: LearningTask, training: TrainSettings) -> None:
+def check_key_metric(
+    stopping: EarlyStopping, task: LearningTask, training: TrainSettings
+) -> None:
     """Raises a ConfigError for a metric by which a run decides, and which its task could measure but will not."""
     for name in (metric.of_participants.name for metric in stopping.named):
         require(

@@ -16,7 +16,13 @@ from typing import Any
 import numpy as np
 
 from cfl_flare.clustering.floor import LARGEST_SHARE, Floor
-from cfl_flare.clustering.robust import coordinate_median, isolated, multi_krum, opposed, trimmed_mean
+from cfl_flare.clustering.robust import (
+    coordinate_median,
+    isolated,
+    multi_krum,
+    opposed,
+    trimmed_mean,
+)
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.shares import bounded_weights, sums_by
@@ -55,12 +61,23 @@ class Guard:
             its robust statistic, and those whose share of a mean was lowered.
     """
 
-    def __init__(self, method: Method, settings: ServerSettings, participants: Mapping[str, Participant]):
+    def __init__(
+        self,
+        method: Method,
+        settings: ServerSettings,
+        participants: Mapping[str, Participant],
+    ):
         check_robust(method, settings)
         self.notes: dict[str, Any] = {}
-        self._method, self._settings, self._participants = method, settings, participants
+        self._method, self._settings, self._participants = (
+            method,
+            settings,
+            participants,
+        )
 
-    def outliers(self, before: ServerState, updates: Sequence[Update]) -> dict[str, str]:
+    def outliers(
+        self, before: ServerState, updates: Sequence[Update]
+    ) -> dict[str, str]:
         """Up to ``byzantine`` participants to leave out, and why.
 
         First those that are isolated: by what the method compares, or in any layer of what they learned. Then those
@@ -69,33 +86,56 @@ class Guard:
         if not self._settings.reject_outliers:
             return {}
         far = self._isolated(before, updates)
-        reasons = {name: f"its model is {far[name]:.3g} times as far from all others as is usual" for name in far}
+        reasons = {
+            name: f"its model is {far[name]:.3g} times as far from all others as is usual"
+            for name in far
+        }
         trained: dict[str, list[tuple[str, Params]]] = {}
         for update in updates:
             if update.diffs and update.participant not in far:
-                trained.setdefault(update.main_slot, []).append((update.participant, update.main_diff))
+                trained.setdefault(update.main_slot, []).append(
+                    (update.participant, update.main_diff)
+                )
         cosines: dict[str, float] = {}
         for members in trained.values():
             layout = members[0][1].layout
-            layers = [place for place in layer_slices(layout).values() if place.stop <= layout.parameter_size]
-            against = opposed([diff.vector for _, diff in members], self._settings.byzantine, layers)
+            layers = [
+                place
+                for place in layer_slices(layout).values()
+                if place.stop <= layout.parameter_size
+            ]
+            against = opposed(
+                [diff.vector for _, diff in members], self._settings.byzantine, layers
+            )
             cosines |= {members[i][0]: cosine for i, cosine in against.items()}
         for name, cosine in sorted(cosines.items(), key=lambda item: item[1]):
-            reasons[name] = f"its update is opposed to the others of its cluster (cosine {cosine:.2f})"
+            reasons[name] = (
+                f"its update is opposed to the others of its cluster (cosine {cosine:.2f})"
+            )
         return dict(list(reasons.items())[: self._settings.byzantine])
 
-    def _isolated(self, before: ServerState, updates: Sequence[Update]) -> dict[str, float]:
+    def _isolated(
+        self, before: ServerState, updates: Sequence[Update]
+    ) -> dict[str, float]:
         """Participants far from all others, and how many times too far, the furthest first; see `isolated`."""
         clustering, traits = Clustering.of(self._method, before), self._method.traits
         server_compares = bool(self._method.clusters) and not traits.assigns_on_site
         if server_compares and traits.compares_models:  # but not in CAM's warm-up
-            server_compares = all(clustering.seen(u).diffs for u in heads(updates) if u.diffs)
+            server_compares = all(
+                clustering.seen(u).diffs for u in heads(updates) if u.diffs
+            )
         rows: dict[Layout | None, dict[str, np.ndarray]] = {}
         for update in updates:
-            if server_compares and (update.diffs if traits.compares_models else update.arrays):
-                rows.setdefault(None, {})[update.participant] = clustering.vector(update)
+            if server_compares and (
+                update.diffs if traits.compares_models else update.arrays
+            ):
+                rows.setdefault(None, {})[update.participant] = clustering.vector(
+                    update
+                )
             if update.diffs:
-                rows.setdefault(update.main_diff.layout, {})[update.participant] = update.main_diff.vector
+                rows.setdefault(update.main_diff.layout, {})[update.participant] = (
+                    update.main_diff.vector
+                )
         far: dict[str, float] = {}
         for layout, of in rows.items():
             layers = None if layout is None else list(layer_slices(layout).values())
@@ -103,7 +143,9 @@ class Guard:
             for i, times in isolation.items():
                 name = list(of)[i]
                 far[name] = max(times, far.get(name, times))
-        return dict(sorted(far.items(), key=lambda item: -item[1])[: self._settings.byzantine])
+        return dict(
+            sorted(far.items(), key=lambda item: -item[1])[: self._settings.byzantine]
+        )
 
     def weighed(self, updates: Sequence[Update]) -> Sequence[Update]:
         """The updates as the E-step takes them; no site has too large a share of their weights."""
@@ -111,9 +153,13 @@ class Guard:
             return updates
         weights = {u.participant: self._method.weight(u) for u in heads(updates)}
         bounded = bounded_weights(weights, self._sites, self._settings.max_weight_share)
-        return Mapped(updates, lambda update: replace(update, weight=bounded[update.participant]))
+        return Mapped(
+            updates, lambda update: replace(update, weight=bounded[update.participant])
+        )
 
-    def averaged(self, before: ServerState, updates: Sequence[Update], assignment: Assignment) -> Sequence[Update]:
+    def averaged(
+        self, before: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> Sequence[Update]:
         """The updates as the M-step takes them, with the means in which they count.
 
         ``notes`` then say whose models are not in the round's means.
@@ -131,9 +177,13 @@ class Guard:
         counts: dict[str, dict[str, tuple[str, float]]] = {}
         for (name, slot, mean), weight in weights.items():
             counts.setdefault(name, {})[slot] = (mean, weight)
-        return self._robust(before, Mapped(updates, lambda update: _counting(update, counts)))
+        return self._robust(
+            before, Mapped(updates, lambda update: _counting(update, counts))
+        )
 
-    def _weights(self, before: ServerState, update: Update, assignment: Assignment) -> dict[Counted, float]:
+    def _weights(
+        self, before: ServerState, update: Update, assignment: Assignment
+    ) -> dict[Counted, float]:
         """The weights that the method gives an update.
 
         Raises a ConfigError if one is not of this update, or moves a site's sum, which is of models of one slot.
@@ -144,10 +194,20 @@ class Guard:
         require(not unknown, f"{where} names {unknown}, which {name} did not train")
         for slot, (mean, weight) in counts.items():
             valid = 0 <= weight < float("inf")
-            require(valid, f"{where} gives {name}'s {slot} the weight {weight} in {mean}; it should be >= 0")
+            require(
+                valid,
+                f"{where} gives {name}'s {slot} the weight {weight} in {mean}; it should be >= 0",
+            )
             stays = update.weight is None or mean == slot
-            require(stays, f"{where} moves sums of a site from {slot} to {mean}; set site_sums = False")
-        return {(name, slot, mean): weight for slot, (mean, weight) in counts.items() if weight}
+            require(
+                stays,
+                f"{where} moves sums of a site from {slot} to {mean}; set site_sums = False",
+            )
+        return {
+            (name, slot, mean): weight
+            for slot, (mean, weight) in counts.items()
+            if weight
+        }
 
     def _held_back(
         self, updates: Sequence[Update], weights: Mapping[Counted, float]
@@ -157,25 +217,45 @@ class Guard:
         for (name, _, mean), weight in weights.items():
             members.setdefault(mean, {})[name] = weight
         counted = ((name, mean, weight) for (name, _, mean), weight in weights.items())
-        small = small_means(heads(updates), counted, self._participants, self._settings.floor)
+        small = small_means(
+            heads(updates), counted, self._participants, self._settings.floor
+        )
         held = {name for mean in small for name in members[mean]}
         held |= {u.participant for u in heads(updates) if u.carrier in held}
         self.notes |= {"held_back": sorted(held)} if held else {}
-        left = {counted: weight for counted, weight in weights.items() if counted[2] not in small}
+        left = {
+            counted: weight
+            for counted, weight in weights.items()
+            if counted[2] not in small
+        }
         return without(updates, held - {name for name, _, _ in left}), left
 
-    def _arrays_held_back(self, updates: Sequence[Update], weights: Mapping[Counted, float]) -> Sequence[Update]:
+    def _arrays_held_back(
+        self, updates: Sequence[Update], weights: Mapping[Counted, float]
+    ) -> Sequence[Update]:
         """Takes out arrays that sites' filters have left to too few sites, or mostly to one."""
-        diffs = {(u.participant, slot): diff for u in heads(updates) for slot, diff in u.diffs.items()}
+        diffs = {
+            (u.participant, slot): diff
+            for u in heads(updates)
+            for slot, diff in u.diffs.items()
+        }
         if all(diff.present is None for diff in diffs.values()):
             return updates
-        counted: list[tuple[str, tuple[str, str], float]] = []  # participant, array of a mean, weight
+        counted: list[
+            tuple[str, tuple[str, str], float]
+        ] = []  # participant, array of a mean, weight
         for (name, slot, mean), weight in weights.items():
             diff = diffs[name, slot]
             for i, entry in enumerate(diff.layout.entries):
                 if diff.present is None or diff.present[i]:
                     counted.append((name, (mean, entry.name), weight))
-        small = small_means(heads(updates), counted, self._participants, self._settings.floor, self._largest_share)
+        small = small_means(
+            heads(updates),
+            counted,
+            self._participants,
+            self._settings.floor,
+            self._largest_share,
+        )
         if not small:
             return updates
         self.notes[ARRAYS] = sorted({array for _, array in small})
@@ -193,14 +273,21 @@ class Guard:
     @property
     def _largest_share(self) -> float:
         """The largest share of a site in the weight of an array, or of the models that a robust statistic uses."""
-        share, bounded = self._settings.max_weight_share, (self._settings.min_sites_per_cluster or 1) > 1
+        share, bounded = (
+            self._settings.max_weight_share,
+            (self._settings.min_sites_per_cluster or 1) > 1,
+        )
         return max(share, LARGEST_SHARE) if bounded and share is not None else 1.0
 
     @property
     def _sites(self) -> dict[str, str]:
-        return {name: participant.site for name, participant in self._participants.items()}
+        return {
+            name: participant.site for name, participant in self._participants.items()
+        }
 
-    def _robust(self, before: ServerState, updates: Sequence[Update]) -> Sequence[Update]:
+    def _robust(
+        self, before: ServerState, updates: Sequence[Update]
+    ) -> Sequence[Update]:
         """Replaces each model by the one that leads to the robust statistic of the mean in which it counts.
 
         All models of the round are held in memory.
@@ -215,12 +302,22 @@ class Guard:
                 members.setdefault(mean, []).append((update.participant, model, weight))
                 layers[mean] = list(layer_slices(before.bank[slot].layout).values())
         left_out: set[str] = set()
-        used = {mean: self._used(of, layers[mean], left_out) for mean, of in members.items()}
-        held = self._too_few(updates, used) if self._settings.hold_small_clusters else set()
-        models = {mean: self._statistic(of) for mean, of in used.items() if mean not in held}
+        used = {
+            mean: self._used(of, layers[mean], left_out) for mean, of in members.items()
+        }
+        held = (
+            self._too_few(updates, used)
+            if self._settings.hold_small_clusters
+            else set()
+        )
+        models = {
+            mean: self._statistic(of) for mean, of in used.items() if mean not in held
+        }
         self.notes |= {"left_out": sorted(left_out)} if left_out else {}
         if held:
-            names = {name for mean in held for name, _, _ in members[mean]}.union(self.notes.get("held_back", ()))
+            names = {name for mean in held for name, _, _ in members[mean]}.union(
+                self.notes.get("held_back", ())
+            )
             self.notes |= {"held_back": sorted(names)}
 
         def seen(update: Update) -> Update:
@@ -233,21 +330,40 @@ class Guard:
 
         return Mapped(updates, seen)
 
-    def _too_few(self, updates: Sequence[Update], used: Mapping[str, Sequence[Member]]) -> set[str]:
+    def _too_few(
+        self, updates: Sequence[Update], used: Mapping[str, Sequence[Member]]
+    ) -> set[str]:
         """The means whose robust statistic uses too few sites, or mostly one."""
-        floor = Floor(self._settings.min_sites_per_cluster or 1, self._settings.floor.samples)
-        counted = ((name, mean, weight) for mean, members in used.items() for name, _, weight in members)
-        return small_means(heads(updates), counted, self._participants, floor, self._largest_share)
+        floor = Floor(
+            self._settings.min_sites_per_cluster or 1, self._settings.floor.samples
+        )
+        counted = (
+            (name, mean, weight)
+            for mean, members in used.items()
+            for name, _, weight in members
+        )
+        return small_means(
+            heads(updates), counted, self._participants, floor, self._largest_share
+        )
 
-    def _used(self, members: Sequence[Member], layers: Sequence[slice], left_out: set[str]) -> Sequence[Member]:
+    def _used(
+        self, members: Sequence[Member], layers: Sequence[slice], left_out: set[str]
+    ) -> Sequence[Member]:
         if self._settings.aggregation != "krum":
             return members
-        selected = multi_krum([row for _, row, _ in members], self._settings.byzantine, layers)
-        left_out.update(name for i, (name, _, _) in enumerate(members) if i not in selected)
+        selected = multi_krum(
+            [row for _, row, _ in members], self._settings.byzantine, layers
+        )
+        left_out.update(
+            name for i, (name, _, _) in enumerate(members) if i not in selected
+        )
         return [members[i] for i in selected]
 
     def _statistic(self, members: Sequence[Member]) -> np.ndarray:
-        rows, weights = [row for _, row, _ in members], [weight for _, _, weight in members]
+        rows, weights = (
+            [row for _, row, _ in members],
+            [weight for _, _, weight in members],
+        )
         if self._settings.aggregation == "median":
             return coordinate_median(rows, weights)
         if self._settings.aggregation == "trimmed_mean":
@@ -293,7 +409,16 @@ def bounded_means(
     return bounded, lowered
 
 
-def _lowered(before: Mapping[Hashable, float], after: Mapping[Hashable, float]) -> Lowered:
+def _lowered(
+    before: Mapping[Hashable, float], after: Mapping[Hashable, float]
+) -> Lowered:
     totals = [sum(of.values()) or 1.0 for of in (before, after)]
-    shares = {str(name): [before[name] / totals[0], after[name] / totals[1]] for name in before}
-    return {name: [round(share, 4) for share in pair] for name, pair in shares.items() if pair[1] < pair[0] - ROUNDED}
+    shares = {
+        str(name): [before[name] / totals[0], after[name] / totals[1]]
+        for name in before
+    }
+    return {
+        name: [round(share, 4) for share in pair]
+        for name, pair in shares.items()
+        if pair[1] < pair[0] - ROUNDED
+    }

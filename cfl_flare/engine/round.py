@@ -39,7 +39,12 @@ class Round:
         clipped: by participant, how many times further than allowed its update moved; known once there are `updates`.
     """
 
-    def __init__(self, server: Running, tasks: Mapping[str, Task], downloads: Mapping[str, Download]):
+    def __init__(
+        self,
+        server: Running,
+        tasks: Mapping[str, Task],
+        downloads: Mapping[str, Download],
+    ):
         self.tasks, self.downloads = tasks, downloads
         self._server, self._participants = server, server.participants
         self.results: dict[str, Result] = {}
@@ -62,14 +67,22 @@ class Round:
         wanted: dict[str, list[str]] = {}
         for name, task in self.tasks.items():
             wanted.setdefault(self._participants[name].site, []).extend(task.needed)
-        layouts = {slot: _layout(bank, slot) for slots in wanted.values() for slot in slots}
-        return sum(layouts[slot].nbytes for slots in wanted.values() for slot in travelling(slots))
+        layouts = {
+            slot: _layout(bank, slot) for slots in wanted.values() for slot in slots
+        }
+        return sum(
+            layouts[slot].nbytes
+            for slots in wanted.values()
+            for slot in travelling(slots)
+        )
 
     def accept(self, result: Result, site: str) -> None:
         """Checks all of a result, then keeps it, or raises a PayloadError and keeps nothing of it."""
         name, update, method = result.participant, result.update, self._server.method
         if name not in self._participants or self._participants[name].site != site:
-            raise PayloadError("unknown_participant", f"{site} hosts no participant {shown(name)}")
+            raise PayloadError(
+                "unknown_participant", f"{site} hosts no participant {shown(name)}"
+            )
         if name not in self.tasks:
             raise PayloadError("not_asked", f"{name} was not asked in this round")
         if name in self.results:
@@ -82,19 +95,38 @@ class Round:
                 self._carried.check(update, self._participants)
             check_update(update, self.downloads[name], self._server.state, method.label)
             self._keep(update)
-        self._bytes_up += sum(answer.nbytes for answer in answers.values() if hasattr(answer, "nbytes"))
+        self._bytes_up += sum(
+            answer.nbytes for answer in answers.values() if hasattr(answer, "nbytes")
+        )
         self.results[name] = replace(result, update=None, answers=answers)
 
     def _checked(self, question: Asked) -> dict[str, Any]:
         """A result's answers, each checked by the observer that asked for it."""
-        answers = {key: answer for key, answer in question.result.answers.items() if answer is not None}
-        observers = {observer.key: observer for observer in self._server.observers if observer.key}
+        answers = {
+            key: answer
+            for key, answer in question.result.answers.items()
+            if answer is not None
+        }
+        observers = {
+            observer.key: observer
+            for observer in self._server.observers
+            if observer.key
+        }
         for key in answers.keys() - observers.keys():
-            raise PayloadError("malformed", f"{question.name} was not asked for {shown(key)}")
-        return {key: observer.check(answers[key], question) for key, observer in observers.items() if key in answers}
+            raise PayloadError(
+                "malformed", f"{question.name} was not asked for {shown(key)}"
+            )
+        return {
+            key: observer.check(answers[key], question)
+            for key, observer in observers.items()
+            if key in answers
+        }
 
     def _keep(self, update: Update) -> None:
-        bank, expected = self._server.state.bank, self.downloads[update.participant].expected(update.cluster)
+        bank, expected = (
+            self._server.state.bank,
+            self.downloads[update.participant].expected(update.cluster),
+        )
         update = replace(update, main=expected[0] if update.diffs else None)
         self._spool.put(update)
         if self._server.settings.longest_update is not None:
@@ -106,7 +138,9 @@ class Round:
         self._carried.add(update, self._server.method.weight(update))
 
     def fail(self, participants: Sequence[str], reason: str) -> None:
-        self.failures.update({name: plain(reason) for name in participants if name in self.tasks})
+        self.failures.update(
+            {name: plain(reason) for name in participants if name in self.tasks}
+        )
 
     def end(self) -> None:
         """Ends the round: participants without a result have failed."""
@@ -119,12 +153,20 @@ class Round:
         return {
             name: self.results[name].metrics
             for name, who in self._participants.items()
-            if name in self.results and (self.results[name].metrics or (self.tasks[name].evaluate and not who.tested))
+            if name in self.results
+            and (
+                self.results[name].metrics
+                or (self.tasks[name].evaluate and not who.tested)
+            )
         }
 
     def answers(self, key: str) -> dict[str, Any]:
         """The answers to one observer, in the participants' order; None of those who sent none."""
-        return {name: self.results[name].answers.get(key) for name in self._participants if name in self.results}
+        return {
+            name: self.results[name].answers.get(key)
+            for name in self._participants
+            if name in self.results
+        }
 
     @property
     def tested(self) -> int:
@@ -135,12 +177,17 @@ class Round:
         """The updates in the participants' order, whose they are, and whether some are means of several."""
         weights, lost = self._carried.resolved()
         self.failures.update(lost)
-        stored = self._spool.ordered([name for name in self._participants if name not in lost])
+        stored = self._spool.ordered(
+            [name for name in self._participants if name not in lost]
+        )
         bound = self._server.settings.longest_update
         updates = stored if bound is None else self._bounded(stored, bound)
         names = [update.participant for update in heads(stored)]
         if weights:
-            updates = Mapped(updates, lambda update: replace(update, weight=weights[update.participant]))
+            updates = Mapped(
+                updates,
+                lambda update: replace(update, weight=weights[update.participant]),
+            )
         return updates, names, bool(weights)
 
     def _bounded(self, updates: Sequence[Update], bound: float) -> Sequence[Update]:
@@ -149,14 +196,19 @@ class Round:
         ranges, beyond = self._statistics.excess(of_statistics)
         updates, distant = bound_arrays(updates, bound)
         for far in (*excess.values(), *beyond.values(), *distant.values()):
-            self.clipped |= {name: max(times, self.clipped.get(name, times)) for name, times in far.items()}
+            self.clipped |= {
+                name: max(times, self.clipped.get(name, times))
+                for name, times in far.items()
+            }
         return clipped(updates, excess, ranges)
 
     def count(self, record: dict[str, Any]) -> None:
         """Adds the round's traffic and time to a record."""
         record["bytes_down"] += self._bytes_down
         record["bytes_up"] += self._bytes_up
-        record["seconds"] = round(record["seconds"] + time.monotonic() - self._started, 3)
+        record["seconds"] = round(
+            record["seconds"] + time.monotonic() - self._started, 3
+        )
 
     def close(self) -> None:
         """Deletes the updates, and lets go of the models that were sent."""
@@ -188,13 +240,20 @@ class Spool:
             try:
                 for slot, diff in update.diffs.items():
                     path = self._folder / f"{number}-{slot}.npy"
-                    atomic_write(path, partial(np.save, arr=diff.vector, allow_pickle=False))
+                    atomic_write(
+                        path, partial(np.save, arr=diff.vector, allow_pickle=False)
+                    )
             except FileError as error:
                 for path in self._folder.glob(f"{number}-*.npy"):
                     path.unlink()
-                raise PayloadError("server_disk", f"the server {error}; TMPDIR names it") from error
+                raise PayloadError(
+                    "server_disk", f"the server {error}; TMPDIR names it"
+                ) from error
             nothing = np.zeros(0, np.float32)
-            update = replace(update, diffs={s: replace(d, vector=nothing) for s, d in update.diffs.items()})
+            update = replace(
+                update,
+                diffs={s: replace(d, vector=nothing) for s, d in update.diffs.items()},
+            )
         self._updates[update.participant] = update
 
     def read(self, head: Update) -> Update:
@@ -202,12 +261,20 @@ class Spool:
         if self._folder is None:
             return head
         number = list(self._updates).index(head.participant)
-        vectors = {s: np.load(self._folder / f"{number}-{s}.npy", allow_pickle=False) for s in head.diffs}
-        return replace(head, diffs={s: replace(d, vector=vectors[s]) for s, d in head.diffs.items()})
+        vectors = {
+            s: np.load(self._folder / f"{number}-{s}.npy", allow_pickle=False)
+            for s in head.diffs
+        }
+        return replace(
+            head,
+            diffs={s: replace(d, vector=vectors[s]) for s, d in head.diffs.items()},
+        )
 
     def ordered(self, names: Sequence[str]) -> Sequence[Update]:
         """The updates of these participants, in this order, each read when it is accessed."""
-        return Stored([self._updates[name] for name in names if name in self._updates], self.read)
+        return Stored(
+            [self._updates[name] for name in names if name in self._updates], self.read
+        )
 
     def close(self) -> None:
         self._updates = {}

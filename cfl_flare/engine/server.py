@@ -20,7 +20,11 @@ from cfl_flare.engine.min_cluster_size import ClusterFloor, check_floor, under_f
 from cfl_flare.engine.observers import Observer, observers_of
 from cfl_flare.engine.robust import Guard
 from cfl_flare.engine.round import Round
-from cfl_flare.engine.server_optimizer import ServerOptimizer, check_server_optimizer, without_moments
+from cfl_flare.engine.server_optimizer import (
+    ServerOptimizer,
+    check_server_optimizer,
+    without_moments,
+)
 from cfl_flare.engine.settings import ServerSettings, count_of
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
@@ -90,12 +94,22 @@ class Server:
     ):
         require(bool(participants), "run: there are no participants")
         self._equipment = equipment = equipment or Equipment()
-        self.method, self.layout, self.settings, self.state = method, layout, settings, state
+        self.method, self.layout, self.settings, self.state = (
+            method,
+            layout,
+            settings,
+            state,
+        )
         self.recorder, self.progress = equipment.recorder, equipment.progress
         self.earlier_means = equipment.earlier_means
-        self.observers = observers_of() if equipment.observers is None else equipment.observers
+        self.observers = (
+            observers_of() if equipment.observers is None else equipment.observers
+        )
         self.participants = {p.name: p for p in participants}
-        require(len(self.participants) == len(participants), "run: two participants have the same name")
+        require(
+            len(self.participants) == len(participants),
+            "run: two participants have the same name",
+        )
         count = self._sample_size()
         require(
             count >= method.plan(state).fewest,
@@ -111,7 +125,9 @@ class Server:
         if state.bank:  # without models on the server, there is nothing to move
             check_server_optimizer(method, settings)
         self._optimizer = ServerOptimizer(settings)
-        self.archive = (equipment.archive or Archive()) if method.traits.archives else None
+        self.archive = (
+            (equipment.archive or Archive()) if method.traits.archives else None
+        )
         if self.archive is not None:
             self.archive.rewind(state.round)
         self.assembled: dict[str, Params] = {}
@@ -120,7 +136,10 @@ class Server:
     @property
     def finished(self) -> bool:
         """Whether all rounds are done, or the run has ended early."""
-        return self.state.round >= self.settings.num_rounds or self.progress.stopped is not None
+        return (
+            self.state.round >= self.settings.num_rounds
+            or self.progress.stopped is not None
+        )
 
     @property
     def bank(self) -> Mapping[str, Params]:
@@ -143,20 +162,41 @@ class Server:
     def _note_labels(self, participants: Sequence[Participant]) -> None:
         """Keeps the first label of each participant; a ConfigError if the method lists groups that nobody named."""
         groups = self.method.traits.named_groups
-        named = {p.name: p.label for p in participants if p.label is not None and p.label in groups}
+        named = {
+            p.name: p.label
+            for p in participants
+            if p.label is not None and p.label in groups
+        }
         self.state = replace(self.state, labels={**named, **self.state.labels})
         nobody = f"nobody named one of the groups {shown(groups)}; set CFL_GROUP at the sites"
-        require(not groups or bool(self.state.labels), f"method {self.method.label}: {nobody}")
+        require(
+            not groups or bool(self.state.labels),
+            f"method {self.method.label}: {nobody}",
+        )
 
     def _sample_size(self) -> int:
         everyone = len(self.participants)
-        return everyone if self.method.plan(self.state).everyone else count_of(self.settings.sample, everyone)
+        return (
+            everyone
+            if self.method.plan(self.state).everyone
+            else count_of(self.settings.sample, everyone)
+        )
 
     def sampled(self) -> set[str]:
         """Who trains in the coming round; apart from the method's plan, it depends on the seed and the round alone."""
-        names, count, drawn = list(self.participants), self._sample_size(), self.method.plan(self.state).draw
-        rng = stream(self.settings.seed, "sample", self.state.round if drawn is None else drawn)
-        return set(names) if count == len(names) else {names[i] for i in rng.permutation(len(names))[:count]}
+        names, count, drawn = (
+            list(self.participants),
+            self._sample_size(),
+            self.method.plan(self.state).draw,
+        )
+        rng = stream(
+            self.settings.seed, "sample", self.state.round if drawn is None else drawn
+        )
+        return (
+            set(names)
+            if count == len(names)
+            else {names[i] for i in rng.permutation(len(names))[:count]}
+        )
 
     def tasks(self, only_train: Collection[str] = ()) -> dict[str, Task]:
         """The coming round's tasks: who trains, and whose served model is measured.
@@ -170,22 +210,37 @@ class Server:
         for observer in self.observers:
             observer.begin(self)
         training, done = set() if self.finished else self.sampled(), self.state.round
-        evaluate = done > 0 and (self.finished or done % self.settings.evaluate_every == 0)
+        evaluate = done > 0 and (
+            self.finished or done % self.settings.evaluate_every == 0
+        )
         measuring = self.participants.keys() - {*only_train} if evaluate else set()
         self.floor.renew()
         state = self.floor.shown_to(self.state)
-        names = [name for name in self.participants if name in training or name in measuring]
+        names = [
+            name for name in self.participants if name in training or name in measuring
+        ]
         downloads = {name: self.method.distribute(state, name) for name in names}
         training -= {name for name, sent in downloads.items() if not sent.trains}
-        downloads = {name: sent for name, sent in downloads.items() if name in training or name in measuring}
-        tasks = {name: self._task(name, sent, name in training, evaluate) for name, sent in downloads.items()}
+        downloads = {
+            name: sent
+            for name, sent in downloads.items()
+            if name in training or name in measuring
+        }
+        tasks = {
+            name: self._task(name, sent, name in training, evaluate)
+            for name, sent in downloads.items()
+        }
         self.round.close()
         self.round = Round(self, tasks, downloads)
         return tasks
 
     def _task(self, name: str, sent: Download, train: bool, evaluate: bool) -> Task:
         """A participant's task, with the observers' questions if its served model is measured."""
-        task, questions, models = Task.of(sent, train, evaluate), dict[str, Any](), list[str]()
+        task, questions, models = (
+            Task.of(sent, train, evaluate),
+            dict[str, Any](),
+            list[str](),
+        )
         for observer in self.observers if evaluate else ():
             question = observer.question(self, name)
             if question is not None:
@@ -202,7 +257,9 @@ class Server:
         for slot, served in left.items():
             whole_models = tuple(map(complete, served.models))
             private = whole_models[0].arrays().keys() - served.models[0].arrays().keys()
-            models[slot] = replace(served, models=whole_models, untrained=served.untrained | private)
+            models[slot] = replace(
+                served, models=whole_models, untrained=served.untrained | private
+            )
         return models
 
     def travelling_models(self) -> dict[str, Served]:
@@ -219,7 +276,10 @@ class Server:
     def refuse(self, participant: str, error: PayloadError, site: str) -> None:
         """Counts a refused result, notes it if the participant is the site's own, and raises its reason."""
         self.rejected[error.code] += 1
-        hosted = participant in self.participants and self.participants[participant].site == site
+        hosted = (
+            participant in self.participants
+            and self.participants[participant].site == site
+        )
         if hosted and participant not in self.round.results:
             self.round.fail([participant], f"{error.code}: {error}")
         raise error
@@ -248,15 +308,24 @@ class Server:
         if not last:
             self._advance()
             if not self.finished and measured is not None:
-                reasons = (observer.stop for observer in self.observers if observer.stop is not None)
+                reasons = (
+                    observer.stop
+                    for observer in self.observers
+                    if observer.stop is not None
+                )
                 self.progress.stopped = next(reasons, None)
         self.round.close()
         return measured
 
     def _too_few(self, enough: int) -> TooFewAnswersError:
         """The error of a run whose last rounds had fewer than ``enough`` valid results."""
-        rounds, failures = self.progress.failed_rounds, Counter(self.round.failures.values())
-        diverged = sum(count for reason, count in failures.items() if is_divergence(reason))
+        rounds, failures = (
+            self.progress.failed_rounds,
+            Counter(self.round.failures.values()),
+        )
+        diverged = sum(
+            count for reason, count in failures.items() if is_divergence(reason)
+        )
         if 2 * diverged > failures.total():
             return DivergedError(
                 f"training diverges: {diverged} of {self.round.training} participants sent NaN or infinity in the last "
@@ -284,7 +353,10 @@ class Server:
         """One round of the method on the accepted updates, in the participants' order."""
         before = self.state
         updates, trained, sums = self._trusted(before)
-        enough = max(count_of(self.settings.min_answers, self.round.training), self.method.plan(before).fewest)
+        enough = max(
+            count_of(self.settings.min_answers, self.round.training),
+            self.method.plan(before).fewest,
+        )
         analysis: dict[str, Any] = {}
         assignment = self._step(before, updates) if len(updates) >= enough else None
         if assignment is not None:
@@ -298,11 +370,15 @@ class Server:
         else:
             self.state = replace(before, round=before.round + 1)
             self.progress.failed_rounds += 1
-        most = min(self.settings.max_failed_rounds, self.settings.num_rounds)  # a run fails if all its rounds do
+        most = min(
+            self.settings.max_failed_rounds, self.settings.num_rounds
+        )  # a run fails if all its rounds do
         if self.progress.failed_rounds >= most:
             raise self._too_few(enough)
         old, new = before.assignment, self.state.assignment
-        moved = sum(name in old and old[name] != cluster for name, cluster in new.items())
+        moved = sum(
+            name in old and old[name] != cluster for name, cluster in new.items()
+        )
         if self.method.clusters_in(self.state):
             analysis["moved_share"] = moved / len(old) if old else None
         self.progress.record = {
@@ -326,25 +402,42 @@ class Server:
         for name, why in outliers.items():
             self.rejected["outlier"] += 1
             self.round.fail([name], f"outlier: {why}")
-        return without(updates, outliers), [name for name in trained if name not in outliers], sums
+        return (
+            without(updates, outliers),
+            [name for name in trained if name not in outliers],
+            sums,
+        )
 
-    def _step(self, before: ServerState, updates: Sequence[Update]) -> Assignment | None:
+    def _step(
+        self, before: ServerState, updates: Sequence[Update]
+    ) -> Assignment | None:
         """E-step, under the floor of a cluster's size if there is one, and M-step; returns the assignment.
 
         The M-step's means say where the models of the bank go; a server's optimizer, if there is one, says how far. If
         with earlier ones they would give those of too few sites, none is made, and there is no assignment.
         """
-        equipped = replace(without_moments(before), logits=self._equipment.logits, archive=self.archive, notes={})
+        equipped = replace(
+            without_moments(before),
+            logits=self._equipment.logits,
+            archive=self.archive,
+            notes={},
+        )
         equipped = self.floor.shown_to(equipped)
         assignment = self.method.assign(equipped, self._guard.weighed(updates))
         assignment = under_floor(self.method, equipped, updates, assignment)
         updates = self._guard.averaged(before, updates, assignment)
         if self.earlier_means is not None:
-            why = self.earlier_means.make(before, updates, self.participants, self._equipment.complete)
+            why = self.earlier_means.make(
+                before, updates, self.participants, self._equipment.complete
+            )
             if why is not None:
                 self.round.fail([*self.round.tasks], why)
                 return None
-        moved = self.method.aggregate(equipped, updates, assignment) if len(updates) else before.after({}, assignment)
+        moved = (
+            self.method.aggregate(equipped, updates, assignment)
+            if len(updates)
+            else before.after({}, assignment)
+        )
         self.state = replace(self._optimizer.step(before, moved), labels=before.labels)
         return assignment
 
@@ -360,5 +453,10 @@ class Server:
         for observer in self.observers:
             observer.close(self, facts)
         if self.recorder is not None:
-            of_run = (without_moments(self.state), self.models(), self.participants, self.method)
+            of_run = (
+                without_moments(self.state),
+                self.models(),
+                self.participants,
+                self.method,
+            )
             self.recorder.close(*of_run, facts)

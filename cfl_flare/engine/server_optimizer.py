@@ -46,7 +46,12 @@ def without_moments(state: ServerState) -> ServerState:
     """The state without a server's optimizer, which nothing but a further round needs."""
     if not any(name.startswith(PREFIX) for name in state.arrays):
         return state
-    return replace(state, arrays={name: a for name, a in state.arrays.items() if not name.startswith(PREFIX)})
+    return replace(
+        state,
+        arrays={
+            name: a for name, a in state.arrays.items() if not name.startswith(PREFIX)
+        },
+    )
 
 
 class ServerOptimizer:
@@ -61,19 +66,32 @@ class ServerOptimizer:
         if self._rule is None:
             return after
         prefix = f"{PREFIX}{self._rule}."  # of another rule's, v means something else
-        moments = {name: array for name, array in before.arrays.items() if name.startswith(prefix)}
+        moments = {
+            name: array
+            for name, array in before.arrays.items()
+            if name.startswith(prefix)
+        }
         bank, commons = dict(after.bank), _commons(after)
         for slot, mean in after.bank.items():
-            old, names = before.bank.get(slot), (f"{prefix}m.{slot}", f"{prefix}v.{slot}")
+            old, names = (
+                before.bank.get(slot),
+                (f"{prefix}m.{slot}", f"{prefix}v.{slot}"),
+            )
             size = mean.layout.parameter_size
-            if old is None or slot in commons or np.array_equal(old.vector[:size], mean.vector[:size]):
+            if (
+                old is None
+                or slot in commons
+                or np.array_equal(old.vector[:size], mean.vector[:size])
+            ):
                 continue
             m, v = (moments.get(name) for name in names)
             bank[slot], *new = self._moved(old, mean, m, v)
             moments |= dict(zip(names, new))
         for slot, shares in commons.items():
             if any(bank[centre] is not after.bank[centre] for centre in shares):
-                bank[slot] = weighted_mean(((bank[c], w) for c, w in shares.items() if w), after.bank[slot])
+                bank[slot] = weighted_mean(
+                    ((bank[c], w) for c, w in shares.items() if w), after.bank[slot]
+                )
         return replace(after, bank=bank, arrays={**after.arrays, **moments})
 
     def _moved(
@@ -81,16 +99,27 @@ class ServerOptimizer:
     ) -> tuple[Params, np.ndarray, np.ndarray]:
         """A model after the step (Alg. 2), and its m and v."""
         settings = self._settings
-        assert settings.server_lr is not None and settings.server_tau is not None and settings.server_beta1 is not None
+        assert (
+            settings.server_lr is not None
+            and settings.server_tau is not None
+            and settings.server_beta1 is not None
+        )
         size = old.layout.parameter_size
         start = old.vector[:size].astype(np.float64)
         delta = mean.vector[:size] - start
-        m = (1 - settings.server_beta1) * delta + (0.0 if m is None else settings.server_beta1 * m.astype(np.float64))
+        m = (1 - settings.server_beta1) * delta + (
+            0.0 if m is None else settings.server_beta1 * m.astype(np.float64)
+        )
         v = self._squares(
-            np.full(size, settings.server_tau**2) if v is None else v.astype(np.float64), np.square(delta)
+            np.full(size, settings.server_tau**2)
+            if v is None
+            else v.astype(np.float64),
+            np.square(delta),
         )
         vector = mean.vector.copy()
-        vector[:size] = start + settings.server_lr * m / (np.sqrt(v) + settings.server_tau)
+        vector[:size] = start + settings.server_lr * m / (
+            np.sqrt(v) + settings.server_tau
+        )
         return replace(mean, vector=vector), m.astype(np.float32), v.astype(np.float32)
 
     def _squares(self, v: np.ndarray, square: np.ndarray) -> np.ndarray:
@@ -98,7 +127,9 @@ class ServerOptimizer:
             return v + square
         beta2 = self._settings.server_beta2
         assert beta2 is not None
-        return v - (1 - beta2) * (square * np.sign(v - square) if self._rule == "yogi" else v - square)
+        return v - (1 - beta2) * (
+            square * np.sign(v - square) if self._rule == "yogi" else v - square
+        )
 
 
 def _commons(state: ServerState) -> dict[str, Mapping[str, float]]:
@@ -111,6 +142,9 @@ def _commons(state: ServerState) -> dict[str, Mapping[str, float]]:
         part, _, name = slot.rpartition(".")
         extras = state.extras.get(part, {}) if part else state.extras
         if name == GLOBAL and COMMON_WEIGHTS in extras:
-            centres = [f"{part}{'.' * bool(part)}{cluster_slot(k)}" for k in range(len(extras[COMMON_WEIGHTS]))]
+            centres = [
+                f"{part}{'.' * bool(part)}{cluster_slot(k)}"
+                for k in range(len(extras[COMMON_WEIGHTS]))
+            ]
             commons[slot] = dict(zip(centres, extras[COMMON_WEIGHTS]))
     return commons

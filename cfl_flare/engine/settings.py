@@ -24,11 +24,21 @@ CLIP_NORM_AT_SITES = 2.0
 # A median or trimmed mean of fewer sites is, coordinate by coordinate, the value of one of them.
 FEWEST_RANKED = 5
 # What bounds a mean: the server states it at check-in, and sites refuse what is weaker than their own policy.
-BOUNDS = ("min_sites_per_cluster", "min_samples_per_cluster", "hold_small_clusters", "max_weight_share")
+BOUNDS = (
+    "min_sites_per_cluster",
+    "min_samples_per_cluster",
+    "hold_small_clusters",
+    "max_weight_share",
+)
 # At real sites, a test split of fewer samples sends no histograms of its scores.
 FEWEST_SCORED = 30
 # The betas and tau of Reddi et al. 2021 (sec. 5.2, 5.3); eta has to be tuned.
-SERVER_OPTIMIZER = {"server_lr": 0.01, "server_tau": 0.001, "server_beta1": 0.9, "server_beta2": 0.99}
+SERVER_OPTIMIZER = {
+    "server_lr": 0.01,
+    "server_tau": 0.001,
+    "server_beta1": 0.9,
+    "server_beta2": 0.99,
+}
 
 
 @dataclass(frozen=True)
@@ -36,25 +46,45 @@ class ServerSettings:
     """What the server schedules."""
 
     num_rounds: int = setting(help="communication rounds", ge=1)
-    seed: int = setting(0, help="seed of everything random: initial models, partition, sampling, batches", ge=0)
-    sample: float | int = setting(
-        1.0, help="participants a round: a share like 0.25, or a count", bounds=SHARE_OR_COUNT
+    seed: int = setting(
+        0,
+        help="seed of everything random: initial models, partition, sampling, batches",
+        ge=0,
     )
-    min_answers: float | int = setting(1, help="fewest valid results a round: share or count", bounds=SHARE_OR_COUNT)
-    evaluate_every: int = setting(1, help="rounds between measurements; the last round is always measured", ge=1)
-    max_failed_rounds: int = setting(3, help="the run fails after so many rounds in a row with too few results", ge=1)
-    keep_features: bool = setting(False, help="keep the Gram matrix of the participants' features in each round")
+    sample: float | int = setting(
+        1.0,
+        help="participants a round: a share like 0.25, or a count",
+        bounds=SHARE_OR_COUNT,
+    )
+    min_answers: float | int = setting(
+        1, help="fewest valid results a round: share or count", bounds=SHARE_OR_COUNT
+    )
+    evaluate_every: int = setting(
+        1, help="rounds between measurements; the last round is always measured", ge=1
+    )
+    max_failed_rounds: int = setting(
+        3, help="the run fails after so many rounds in a row with too few results", ge=1
+    )
+    keep_features: bool = setting(
+        False, help="keep the Gram matrix of the participants' features in each round"
+    )
     min_sites_per_cluster: int | None = setting(
-        None, help="a cluster has at least so many sites; default: 3 at real sites, 1 in a simulation", ge=1
+        None,
+        help="a cluster has at least so many sites; default: 3 at real sites, 1 in a simulation",
+        ge=1,
     )
     min_samples_per_cluster: int | None = setting(
-        None, help="and so many training samples; default: 30 at real sites, 1 in a simulation", ge=1
+        None,
+        help="and so many training samples; default: 30 at real sites, 1 in a simulation",
+        ge=1,
     )
     merge_small_clusters: bool | None = setting(
-        None, help="false: the server may assign so that clusters are smaller, which are only reported; default: true"
+        None,
+        help="false: the server may assign so that clusters are smaller, which are only reported; default: true",
     )
     hold_small_clusters: bool | None = setting(
-        None, help="a model stays as it is in a round in which too few sites trained it; default: at real sites"
+        None,
+        help="a model stays as it is in a round in which too few sites trained it; default: at real sites",
     )
     clip_norm: float | None = setting(
         None,
@@ -68,7 +98,9 @@ class ServerSettings:
         "participants with rare data may exceed; default: at real sites, and with reject_outliers",
     )
     aggregation: str = setting(
-        "mean", help="what is computed inside clusters", choices=("mean", "median", "trimmed_mean", "krum")
+        "mean",
+        help="what is computed inside clusters",
+        choices=("mean", "median", "trimmed_mean", "krum"),
     )
     byzantine: int = setting(
         1,
@@ -77,21 +109,34 @@ class ServerSettings:
         ge=1,
     )
     reject_outliers: bool = setting(
-        False, help="before clustering, leave out participants whose models are far from all others"
+        False,
+        help="before clustering, leave out participants whose models are far from all others",
     )
     max_weight_share: float | None = setting(
-        None, help="largest share of one site's weight in a mean; default: 1/3 at real sites", gt=0, le=1
+        None,
+        help="largest share of one site's weight in a mean; default: 1/3 at real sites",
+        gt=0,
+        le=1,
     )
     server_optimizer: str | None = setting(
         None,
         help="the server moves each model by FedAdam, FedYogi or FedAdagrad, and not all the way to the mean",
         choices=("adam", "yogi", "adagrad"),
     )
-    server_lr: float | None = setting(None, help="its learning rate eta; default: 0.01", gt=0)
-    server_tau: float | None = setting(None, help="its tau, which keeps small steps small; default: 0.001", gt=0)
-    server_beta1: float | None = setting(None, help="its decay of the mean of the moves; default: 0.9", ge=0, lt=1)
+    server_lr: float | None = setting(
+        None, help="its learning rate eta; default: 0.01", gt=0
+    )
+    server_tau: float | None = setting(
+        None, help="its tau, which keeps small steps small; default: 0.001", gt=0
+    )
+    server_beta1: float | None = setting(
+        None, help="its decay of the mean of the moves; default: 0.9", ge=0, lt=1
+    )
     server_beta2: float | None = setting(
-        None, help="its decay of their squares, which adagrad does not have; default: 0.99", ge=0, lt=1
+        None,
+        help="its decay of their squares, which adagrad does not have; default: 0.99",
+        ge=0,
+        lt=1,
     )
     key_metric: str | None = setting(
         None,
@@ -104,11 +149,18 @@ class ServerSettings:
         "round is the best",
         choices=("min", "max"),
     )
-    stop_cond: str | None = setting(None, help="the run ends once it holds: 'accuracy >= 0.8', 'cluster-0/loss < 0.3'")
-    patience: int | None = setting(
-        None, help="the run ends after so many rounds without improvement of stop_cond's metric, else key_metric", ge=1
+    stop_cond: str | None = setting(
+        None,
+        help="the run ends once it holds: 'accuracy >= 0.8', 'cluster-0/loss < 0.3'",
     )
-    cross_site_evaluation: bool = setting(False, help="measure every cluster's model on every test split at the end")
+    patience: int | None = setting(
+        None,
+        help="the run ends after so many rounds without improvement of stop_cond's metric, else key_metric",
+        ge=1,
+    )
+    cross_site_evaluation: bool = setting(
+        False, help="measure every cluster's model on every test split at the end"
+    )
 
     def __post_init__(self) -> None:
         self._complete()
@@ -126,10 +178,15 @@ class ServerSettings:
         for name, default in SERVER_OPTIMIZER.items():
             value = getattr(self, name)
             if self.server_optimizer is None:
-                require(value is None, f"run: {name} = {value!r} does nothing without server_optimizer; set that too")
+                require(
+                    value is None,
+                    f"run: {name} = {value!r} does nothing without server_optimizer; set that too",
+                )
             elif name == "server_beta2" and self.server_optimizer == "adagrad":
                 why = "adagrad adds up squares, and has no beta2; leave it out"
-                require(value is None, f"run: {name} = {value!r}: server_optimizer = {why}")
+                require(
+                    value is None, f"run: {name} = {value!r}: server_optimizer = {why}"
+                )
             elif value is None:
                 object.__setattr__(self, name, default)
 
@@ -171,7 +228,10 @@ class ServerSettings:
 
         A training script says how many steps it took: then ``counts_samples`` is False.
         """
-        floor = Floor(self.min_sites_per_cluster or 3, self.min_samples_per_cluster or (30 if counts_samples else 1))
+        floor = Floor(
+            self.min_sites_per_cluster or 3,
+            self.min_samples_per_cluster or (30 if counts_samples else 1),
+        )
         small, share = floor != Floor(1, 1), self.max_weight_share
         require(
             floor.sites == 1 or share is None or share <= LARGEST_SHARE,
@@ -202,26 +262,43 @@ class ServerSettings:
 
     def judged(self, task: LearningTask, layout: Layout) -> ServerSettings:
         """The settings with the task's own metric, where they name none; the last layer has the classes."""
-        if self.key_metric_mode is not None:  # it is of accuracy, which is the metric where none is named
+        if (
+            self.key_metric_mode is not None
+        ):  # it is of accuracy, which is the metric where none is named
             return self
         head = layout.head.entries
-        return self._with(key_metric=task.key_metric(head[0].shape[0] if head else None))
+        return self._with(
+            key_metric=task.key_metric(head[0].shape[0] if head else None)
+        )
 
     def _with(self, **defaults: Any) -> ServerSettings:
-        return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
+        return replace(
+            self,
+            **{
+                name: value
+                for name, value in defaults.items()
+                if getattr(self, name) is None
+            },
+        )
 
     @property
     def early_stopping(self) -> EarlyStopping:
-        return EarlyStopping.of(self.key_metric, self.key_metric_mode, self.stop_cond, self.patience)
+        return EarlyStopping.of(
+            self.key_metric, self.key_metric_mode, self.stop_cond, self.patience
+        )
 
 
 @dataclass(frozen=True)
 class SiteSettings:
     """How a site's process works."""
 
-    evaluate_trained: bool = setting(False, help="measure the locally trained models as well")
+    evaluate_trained: bool = setting(
+        False, help="measure the locally trained models as well"
+    )
     device: str = setting(
-        "cpu", help="where a site computes: cpu, cuda (sites take a machine's GPUs in turn), cuda:0, ...", per_site=True
+        "cpu",
+        help="where a site computes: cpu, cuda (sites take a machine's GPUs in turn), cuda:0, ...",
+        per_site=True,
     )
     gpu_memory: float | None = setting(
         None,
@@ -231,7 +308,11 @@ class SiteSettings:
         per_site=True,
     )
     torch_threads: int = setting(
-        1, help="torch threads per site; more slow down sites that share a machine", ge=1, le=1024, per_site=True
+        1,
+        help="torch threads per site; more slow down sites that share a machine",
+        ge=1,
+        le=1024,
+        per_site=True,
     )
 
     keep_served: bool = setting(
@@ -252,4 +333,6 @@ class SiteSettings:
 
 def count_of(share: float | int, total: int) -> int:
     """A share of a total, rounded, at least 1; or a count, at most the total."""
-    return max(1, round(share * total)) if isinstance(share, float) else min(share, total)
+    return (
+        max(1, round(share * total)) if isinstance(share, float) else min(share, total)
+    )

@@ -16,7 +16,13 @@ import numpy as np
 import torch
 
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import AbortedError, ConfigError, DataError, FitError, failure_of
+from cfl_flare.core.errors import (
+    AbortedError,
+    ConfigError,
+    DataError,
+    FitError,
+    failure_of,
+)
 from cfl_flare.core.network_arrays import check_trainable
 from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
@@ -40,7 +46,12 @@ from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.sample_gradients import check_network
 from cfl_flare.training.settings import TrainSettings, batch_bounds
 from cfl_flare.training.tasks import LearningTask
-from cfl_flare.training.trial import draw_batches, try_evaluation, try_sample, try_training_step
+from cfl_flare.training.trial import (
+    draw_batches,
+    try_evaluation,
+    try_sample,
+    try_training_step,
+)
 
 
 class Site:
@@ -85,19 +96,34 @@ class Site:
         secret: bool = False,
     ):
         self.method = method
-        self.runtime = Runtime(make_model, settings, seed, device, should_stop, private, authorize)
+        self.runtime = Runtime(
+            make_model, settings, seed, device, should_stop, private, authorize
+        )
         check_trainable(self.runtime.resident.module)
         check_task(method, self.runtime.task)
         check_private(method, self.runtime.division, private, task=self.runtime.task)
-        self._privacy, self._books, self._secret = settings.privacy, books or Books(), secret
+        self._privacy, self._books, self._secret = (
+            settings.privacy,
+            books or Books(),
+            secret,
+        )
         if self._privacy is not None:
-            check_dp(method, settings, self.runtime.task, self.runtime.resident.module, evaluate_trained)
+            check_dp(
+                method,
+                settings,
+                self.runtime.task,
+                self.runtime.resident.module,
+                evaluate_trained,
+            )
         self._accounts: dict[str, Account] = {}
         self.hosted: dict[str, ParticipantData] = {}
         self.memory: dict[str, dict[str, Params]] = {}
         self._splits: dict[str, tuple[Split, Split]] = {}
         self._evaluate_trained = evaluate_trained
-        self.score_shape, self._fewest_scored = score_shape(settings, self.runtime.division.layout), fewest_scored
+        self.score_shape, self._fewest_scored = (
+            score_shape(settings, self.runtime.division.layout),
+            fewest_scored,
+        )
         self._rule = rule
         self.remarks: list[str] = []
         self._tried: set[int] = set()
@@ -111,7 +137,10 @@ class Site:
         for data in map(self._with_task_labels, participants):
             if self._privacy is not None and data.preparation is not None:
                 fitted = f"{data.name}: with dp, a table is filled up and scaled by agreed columns, not by its rows"
-                require(data.preparation.is_agreed, f"{fitted}; read it inside `Site.preparing`")
+                require(
+                    data.preparation.is_agreed,
+                    f"{fitted}; read it inside `Site.preparing`",
+                )
             self._check_fit(data)
             self._splits[data.name] = self._split(data.train), self._split(data.test)
             self.hosted[data.name] = data
@@ -125,24 +154,42 @@ class Site:
 
     def _with_task_labels(self, data: ParticipantData) -> ParticipantData:
         """The data with the numbers that classes are called by, if the task predicts numbers and not classes."""
-        if self.runtime.task.classes or not data.train.classes or data.train.y.ndim != 1:
+        if (
+            self.runtime.task.classes
+            or not data.train.classes
+            or data.train.y.ndim != 1
+        ):
             return data
-        return replace(data, train=as_numbers(data.train, data.name), test=as_numbers(data.test, data.name))
+        return replace(
+            data,
+            train=as_numbers(data.train, data.name),
+            test=as_numbers(data.test, data.name),
+        )
 
     def _split(self, samples: Samples) -> Split:
         runtime = self.runtime
-        return Split.of(samples.x, samples.y, runtime.device, runtime.task, samples.patient)
+        return Split.of(
+            samples.x, samples.y, runtime.device, runtime.task, samples.patient
+        )
 
     def _account(self, data: ParticipantData) -> Account:
         settings, queries = self.runtime.settings, self.method.traits.queries
         assert queries is not None and self._privacy is not None
         train, test = self._splits[data.name]
-        sizes = {split: part.patients for split, part in ((TRAIN, train), (TEST, test)) if len(part)}
+        sizes = {
+            split: part.patients
+            for split, part in ((TRAIN, train), (TEST, test))
+            if len(part)
+        }
         randomness = self._randomness(data.name, 0)("noise of counts")
         plan = (settings.steps, settings.batch_size)
-        return Account.open(data.name, self._privacy, queries, sizes, *plan, self._books, randomness)
+        return Account.open(
+            data.name, self._privacy, queries, sizes, *plan, self._books, randomness
+        )
 
-    def _randomness(self, participant: str, round_number: int) -> Callable[[str], Randomness]:
+    def _randomness(
+        self, participant: str, round_number: int
+    ) -> Callable[[str], Randomness]:
         if self._secret:
             return lambda purpose: privacy.SystemRandomness()
         drawer = self.hosted[participant].stream or participant
@@ -152,7 +199,11 @@ class Site:
     def samples(self, participant: str) -> int:
         """The number of training samples that a participant says it has: with dp, a noisy one, of its patients."""
         account = self._accounts.get(participant)
-        return len(self.hosted[participant].train) if account is None else account.samples[TRAIN]
+        return (
+            len(self.hosted[participant].train)
+            if account is None
+            else account.samples[TRAIN]
+        )
 
     def tested_on(self, participants: Iterable[ParticipantData]) -> Site:
         """The same participants with other test samples; their training samples and their models are held once."""
@@ -174,7 +225,9 @@ class Site:
         site.hosted, site._splits = other.hosted, other._splits
         site.memory = {name: self.memory.get(name, {}) for name in other.hosted}
         if site._privacy is not None:  # each run pays for itself
-            site._accounts = {name: site._account(data) for name, data in site.hosted.items()}
+            site._accounts = {
+                name: site._account(data) for name, data in site.hosted.items()
+            }
         return site
 
     def _check_fit(self, data: ParticipantData) -> None:
@@ -191,12 +244,20 @@ class Site:
                 f"{data.name}: the model {type(module).__name__} has {outputs.shape[-1]} outputs, and its last fully "
                 f"connected layer has {self.score_shape[0]}, by which the server knows the classes; set score_bins to 0"
             )
-        labels = np.concatenate((data.train.y, data.test.y)) if len(data.test) else data.train.y
+        labels = (
+            np.concatenate((data.train.y, data.test.y))
+            if len(data.test)
+            else data.train.y
+        )
         if data.train.classes and labels.ndim == 1:
-            labels = np.append(labels, len(data.train.classes) - 1)  # a class without a sample needs an output as well
+            labels = np.append(
+                labels, len(data.train.classes) - 1
+            )  # a class without a sample needs an output as well
         self.runtime.task.check(outputs, labels, data.name)
         if self.runtime.augment is not None:
-            self.runtime.augment.check(data.train.x, self.runtime.task.targets(data.train.y[:1]), data.name)
+            self.runtime.augment.check(
+                data.train.x, self.runtime.task.targets(data.train.y[:1]), data.name
+            )
         self._try_model(data, outputs)
 
     def _take_samples(self, data: ParticipantData, number: int) -> torch.Tensor:
@@ -214,12 +275,17 @@ class Site:
         remarks: list[str] = []
         evaluated = min(len(samples), BATCH)
         if evaluated not in self._evaluated:
-            remarks += try_evaluation(runtime, self._take_samples(data, evaluated).clone(), where)
+            remarks += try_evaluation(
+                runtime, self._take_samples(data, evaluated).clone(), where
+            )
             self._evaluated.add(evaluated)
         bounds = batch_bounds(len(samples), runtime.settings.batch_size)
         for size in sorted({end - begin for begin, end in bounds} - self._tried):
             drawn = draw_batches(len(samples), size)
-            batches = (Split.of(samples.x[r], samples.y[r], runtime.device, runtime.task) for r in drawn)
+            batches = (
+                Split.of(samples.x[r], samples.y[r], runtime.device, runtime.task)
+                for r in drawn
+            )
             remarks += try_training_step(runtime, batches, outputs, where)
             self._tried.add(size)
         self.remarks = list(dict.fromkeys([*self.remarks, *remarks]))
@@ -228,13 +294,26 @@ class Site:
         """Whether a participant has enough test samples to send counts of them, by score or by class."""
         return self._splits[participant][1].patients >= self._fewest_scored
 
-    def learner(self, participant: str, memory: MutableMapping[str, Params], round_number: int) -> Learner:
+    def learner(
+        self, participant: str, memory: MutableMapping[str, Params], round_number: int
+    ) -> Learner:
         drawer = self.hosted[participant].stream if participant in self.hosted else ""
-        view = (self.runtime, participant, *self._splits[participant], memory, round_number, drawer)
+        view = (
+            self.runtime,
+            participant,
+            *self._splits[participant],
+            memory,
+            round_number,
+            drawer,
+        )
         if self._privacy is None:
             return Learner(*view)
         account = privacy.RoundAccount(self._accounts[participant], round_number)
-        return DPLearner(*view, account=account, randomness=self._randomness(participant, round_number))
+        return DPLearner(
+            *view,
+            account=account,
+            randomness=self._randomness(participant, round_number),
+        )
 
     def carry_out(
         self,
@@ -270,23 +349,33 @@ class Site:
                 check_public(update, self.runtime.division)
                 if self._evaluate_trained and learner.trained is not None:
                     trained = learner.evaluate(learner.trained)
-                    metrics = {f"trained_{name}": value for name, value in trained.items()}
+                    metrics = {
+                        f"trained_{name}": value for name, value in trained.items()
+                    }
                     answers["metrics"] = {**answers.get("metrics", {}), **metrics}
         except AbortedError:
             raise
-        except Exception as error:  # one failing participant must not stop the site's others
+        except (
+            Exception
+        ) as error:  # one failing participant must not stop the site's others
             code = self._books.report(failure_of(error, "training"))
             return Result(participant, error=code, traceback=traceback.format_exc())
         self.memory[participant] = memory
         return Result(participant, update, answers)
 
-    def _answers(self, task: Task, learner: Learner, served: Served, models: Mapping[str, Params]) -> dict[str, Any]:
+    def _answers(
+        self, task: Task, learner: Learner, served: Served, models: Mapping[str, Params]
+    ) -> dict[str, Any]:
         """The answers of a participant whose served model is measured, to each observer that has a question."""
         sends_counts = self.sends_counts(learner.participant)
-        probe = Probe(learner, served, models, self.runtime.settings, sends_counts, self._rule)
+        probe = Probe(
+            learner, served, models, self.runtime.settings, sends_counts, self._rule
+        )
         answers: dict[str, Any] = {}
         for key, question in {"metrics": {}, "scores": {}, **task.questions}.items():
-            if key not in ANSWERING or not ANSWERING[key].is_in_job(self.runtime.settings):
+            if key not in ANSWERING or not ANSWERING[key].is_in_job(
+                self.runtime.settings
+            ):
                 continue  # the server may ask for what the job does not
             if not (learner.tests or ANSWERING[key].asks_untested):
                 continue
@@ -297,20 +386,36 @@ class Site:
 
 
 def check_dp(
-    method: Method, settings: TrainSettings, task: LearningTask, module: torch.nn.Module, evaluate_trained: bool = False
+    method: Method,
+    settings: TrainSettings,
+    task: LearningTask,
+    module: torch.nn.Module,
+    evaluate_trained: bool = False,
 ) -> None:
     """Raises a ConfigError for what would tell of single samples in spite of differential privacy."""
     check_training(settings, task)
-    reason, leave = "has no mechanism that protects single samples", "take fedavg, wecfl, ifca, ditto or the like"
-    traits, penalties = method.traits, [p.name for p in method.penalties if getattr(p, "on", "") == "representations"]
-    require(traits.queries is not None, f"training: dp does not go with method {method.label}, which {reason}; {leave}")
+    reason, leave = (
+        "has no mechanism that protects single samples",
+        "take fedavg, wecfl, ifca, ditto or the like",
+    )
+    traits, penalties = (
+        method.traits,
+        [p.name for p in method.penalties if getattr(p, "on", "") == "representations"],
+    )
+    require(
+        traits.queries is not None,
+        f"training: dp does not go with method {method.label}, which {reason}; {leave}",
+    )
     for what, there in (
         ("fine-tuning", method.finetune),
         ("indicator samples", traits.indicator is not None),
         (f"penalties = {penalties} on representations", bool(penalties)),
         ("evaluate_trained", evaluate_trained),
     ):
-        require(not there, f"training: dp does not go with {what}, which {reason}; leave that out")
+        require(
+            not there,
+            f"training: dp does not go with {what}, which {reason}; leave that out",
+        )
     check_network(module)
 
 
@@ -333,7 +438,10 @@ def check_private(
         return method.check(division.public, rounds)
     method.check(division.layout, rounds)
     where, refusal = f"run: private = {pattern!r}", method.traits.no_private
-    require(not refusal, f"{where} does not go with method {method.label}: {refusal}; leave it out")
+    require(
+        not refusal,
+        f"{where} does not go with method {method.label}: {refusal}; leave it out",
+    )
     private = {e.name for e in division.private.entries}
     last = {e.name for e in division.layout.head.entries if len(e.shape) == 1}
     require(
@@ -342,17 +450,23 @@ def check_private(
         f"{'' if task is None else task.name} only compares them with each other: leave it out, or name other layers",
     )
     require(
-        not method.traits.keeps_head or any(e.head and e.name not in private for e in division.layout.entries),
+        not method.traits.keeps_head
+        or any(e.head and e.name not in private for e in division.layout.entries),
         f"{where}: in method {method.label} the head stays at the participant anyway; leave it out or name others",
     )
     try:
         method.check(division.public, rounds)
     except ConfigError as error:
-        raise ConfigError(f"{where} leaves too little that travels: {error}; or name fewer private layers") from error
+        raise ConfigError(
+            f"{where} leaves too little that travels: {error}; or name fewer private layers"
+        ) from error
 
 
 def check_public(update: Update, division: Division) -> None:
     """Raises a ConfigError if a participant's answer holds a private layer, as one of a user's method may."""
     for slot, diff in update.diffs.items():
         leaked = sorted({*division.names}.intersection(diff.arrays()))
-        require(not leaked, f"the update of {slot} holds the private {leaked[:1]}; a method sends what it was sent")
+        require(
+            not leaked,
+            f"the update of {slot} holds the private {leaked[:1]}; a method sends what it was sent",
+        )

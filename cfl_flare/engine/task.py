@@ -73,7 +73,9 @@ class Task:
     def download(self, models: Mapping[str, Params]) -> Download:
         """What the method distributed, with the models that came."""
         sent = tuple(models[slot] for slot in self.slots)
-        return Download(self.slots, sent, self.scalars, choices=self.choices, joined=self.joined)
+        return Download(
+            self.slots, sent, self.scalars, choices=self.choices, joined=self.joined
+        )
 
 
 @dataclass(frozen=True)
@@ -102,17 +104,29 @@ class Result:
 
 def is_count(value: Any, fewest: int, most: int) -> bool:
     """Whether a value is a whole number in a range; True and False are none."""
-    return isinstance(value, int) and not isinstance(value, bool) and fewest <= value <= most
+    return (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and fewest <= value <= most
+    )
 
 
 def is_number(value: Any, low: float = -MAX_METRIC, high: float = MAX_METRIC) -> bool:
     """Whether a value is a finite number in a range."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and low <= value <= high
+    )
 
 
 def is_metric_name(name: Any) -> bool:
     """Whether a metric may have this name: a short identifier that a run does not use itself."""
-    return isinstance(name, str) and METRIC.fullmatch(name) is not None and OWN.fullmatch(name) is None
+    return (
+        isinstance(name, str)
+        and METRIC.fullmatch(name) is not None
+        and OWN.fullmatch(name) is None
+    )
 
 
 def check_result(result: Result, task: Task, participant: Participant) -> None:
@@ -122,16 +136,29 @@ def check_result(result: Result, task: Task, participant: Participant) -> None:
     """
     name = result.participant
     if result.error is not None:
-        raise PayloadError("participant_failed", f"{name} failed: {failure_text(result.error)}")
+        raise PayloadError(
+            "participant_failed", f"{name} failed: {failure_text(result.error)}"
+        )
     if task.train != (result.update is not None):
-        said = "asked to train, but sent no update" if task.train else "not asked to train"
+        said = (
+            "asked to train, but sent no update" if task.train else "not asked to train"
+        )
         raise PayloadError("no_update", f"{name} was {said}")
     update, known = result.update, participant.samples
-    if update is not None and is_number(update.samples, MIN_WEIGHT, MAX_SAMPLES) and update.samples != known:
-        raise PayloadError("samples", f"{name} says that it has {update.samples} samples, but said {known} before")
+    if (
+        update is not None
+        and is_number(update.samples, MIN_WEIGHT, MAX_SAMPLES)
+        and update.samples != known
+    ):
+        raise PayloadError(
+            "samples",
+            f"{name} says that it has {update.samples} samples, but said {known} before",
+        )
 
 
-def check_update(update: Update, sent: Download, state: ServerState, method: str) -> None:
+def check_update(
+    update: Update, sent: Download, state: ServerState, method: str
+) -> None:
     """Checks an update against what was asked with the download, and the models that its differences refer to.
 
     Raises:
@@ -139,36 +166,72 @@ def check_update(update: Update, sent: Download, state: ServerState, method: str
     """
     name, samples, cluster = update.participant, update.samples, update.cluster
     if not is_number(samples, MIN_WEIGHT, MAX_SAMPLES):
-        raise PayloadError("samples", f"{name}: samples = {shown(samples)} should be in {MIN_WEIGHT:g}..{MAX_SAMPLES}")
+        raise PayloadError(
+            "samples",
+            f"{name}: samples = {shown(samples)} should be in {MIN_WEIGHT:g}..{MAX_SAMPLES}",
+        )
     if sent.choices:
-        if not isinstance(cluster, int) or isinstance(cluster, bool) or cluster not in sent.choices:
-            raise PayloadError("cluster", f"{name}: cluster = {shown(cluster)} should be one of {[*sent.choices]}")
+        if (
+            not isinstance(cluster, int)
+            or isinstance(cluster, bool)
+            or cluster not in sent.choices
+        ):
+            raise PayloadError(
+                "cluster",
+                f"{name}: cluster = {shown(cluster)} should be one of {[*sent.choices]}",
+            )
     elif cluster is not None:
-        raise PayloadError("cluster", f"{name}: sent cluster = {shown(cluster)}, but {method} assigns on the server")
+        raise PayloadError(
+            "cluster",
+            f"{name}: sent cluster = {shown(cluster)}, but {method} assigns on the server",
+        )
     expected = () if update.carrier is not None else sent.expected(cluster)
     if set(update.diffs) != set(expected):
-        raise PayloadError("slots", f"{name}: sent the models {sorted(update.diffs)}, should be {sorted(expected)}")
+        raise PayloadError(
+            "slots",
+            f"{name}: sent the models {sorted(update.diffs)}, should be {sorted(expected)}",
+        )
     for slot, diff in update.diffs.items():
         layout = state.bank[slot].layout
-        if diff.vector.shape != (layout.size,) or diff.counters.shape != (layout.counter_size,):
-            raise PayloadError("shape", f"{name}: {slot} has {diff.vector.shape}, not ({layout.size},)")
+        if diff.vector.shape != (layout.size,) or diff.counters.shape != (
+            layout.counter_size,
+        ):
+            raise PayloadError(
+                "shape", f"{name}: {slot} has {diff.vector.shape}, not ({layout.size},)"
+            )
         _check_values(f"{name}: {slot}", diff.vector)
         if np.abs(diff.counters).max(initial=0) > MAX_VALUE:
-            raise PayloadError("too_large", f"{name}: {slot} holds a count beyond {MAX_VALUE:g}")
+            raise PayloadError(
+                "too_large", f"{name}: {slot} holds a count beyond {MAX_VALUE:g}"
+            )
     check_arrays(name, update.arrays, sent.arrays)
 
 
-def check_arrays(name: str, arrays: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int | None, ...]]) -> None:
+def check_arrays(
+    name: str,
+    arrays: Mapping[str, np.ndarray],
+    expected: Mapping[str, tuple[int | None, ...]],
+) -> None:
     """Raises a PayloadError if an array is missing, unexpected, of another shape, or not of finite real numbers."""
     if arrays.keys() != expected.keys():
-        raise PayloadError("arrays", f"{name}: sent the arrays {sorted(arrays)}, should be {sorted(expected)}")
+        raise PayloadError(
+            "arrays",
+            f"{name}: sent the arrays {sorted(arrays)}, should be {sorted(expected)}",
+        )
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
-            raise PayloadError("dtype", f"{name}: the array {key!r} does not hold real numbers")
+            raise PayloadError(
+                "dtype", f"{name}: the array {key!r} does not hold real numbers"
+            )
         shape = expected[key]
-        valid = len(array.shape) == len(shape) and all(want in (None, size) for want, size in zip(shape, array.shape))
+        valid = len(array.shape) == len(shape) and all(
+            want in (None, size) for want, size in zip(shape, array.shape)
+        )
         if not valid or (None in shape and array.size > MAX_LENGTH):
-            raise PayloadError("shape", f"{name}: the array {key!r} has shape {array.shape}, not {shape}")
+            raise PayloadError(
+                "shape",
+                f"{name}: the array {key!r} has shape {array.shape}, not {shape}",
+            )
         _check_values(f"{name}: the array {key!r}", array)
 
 

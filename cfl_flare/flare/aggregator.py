@@ -134,7 +134,9 @@ class ClusteringAggregator(ModelAggregator):
     def _start_model(self, fl_ctx: FLContext) -> Path | None:
         if self.initial_ckpt is None:
             return None
-        carried = Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id()))
+        carried = Path(
+            fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id())
+        )
         path = carried / self.initial_ckpt  # an absolute path stays as it is
         inside = path.resolve().is_relative_to(carried.resolve())
         return path if inside else authorised(path, "run: initial_ckpt")
@@ -162,7 +164,12 @@ class ClusteringAggregator(ModelAggregator):
             return read_facts(path)
 
     def begin(
-        self, start: Start, settings: ServerSettings, training: TrainSettings, equipment: Equipment, fl_ctx: FLContext
+        self,
+        start: Start,
+        settings: ServerSettings,
+        training: TrainSettings,
+        equipment: Equipment,
+        fl_ctx: FLContext,
     ) -> Server:
         """Starts the method, from the beginning or from a checkpoint's state.
 
@@ -171,15 +178,28 @@ class ClusteringAggregator(ModelAggregator):
             DataError: the indicator samples cannot be read, or do not fit the model.
             PathError: the server's operator does not allow a path that the job names.
         """
-        policy, make_model, seed = component_policy(fl_ctx), partial(self._make_model, fl_ctx), settings.seed
-        method, division = build_method(unmarked(self.method), policy), self.division(fl_ctx)
+        policy, make_model, seed = (
+            component_policy(fl_ctx),
+            partial(self._make_model, fl_ctx),
+            settings.seed,
+        )
+        method, division = (
+            build_method(unmarked(self.method), policy),
+            self.division(fl_ctx),
+        )
         check_private(method, division, self.private, settings.num_rounds)
         task = training.built_task(policy)
         check_task(method, task)
-        dealt_out = from_dict(DataConfig, unmarked(self.held or {}).get("data", {}), "data")
+        dealt_out = from_dict(
+            DataConfig, unmarked(self.held or {}).get("data", {}), "data"
+        )
         with limited_paths(fl_ctx):
-            initial = initial_models(method, make_model, division.public, seed, self._start_model(fl_ctx))
-            logits = logits_for(method, make_model, dealt_out, partial(self._source, policy), seed)
+            initial = initial_models(
+                method, make_model, division.public, seed, self._start_model(fl_ctx)
+            )
+            logits = logits_for(
+                method, make_model, dealt_out, partial(self._source, policy), seed
+            )
         state = fresh = method.start(initial, [p.name for p in start.participants])
         if start.checkpoint is not None:
             state = start.checkpoint.state
@@ -195,7 +215,9 @@ class ClusteringAggregator(ModelAggregator):
             complete=division.complete(partial(untrained, make_model, seed, 0)),
             observers=[*(equipment.observers or ()), *asking],
         )
-        self.server = Server(method, division.public, start.participants, settings, state, equipment)
+        self.server = Server(
+            method, division.public, start.participants, settings, state, equipment
+        )
         return self.server
 
     def messages(self, tasks: Mapping[str, Task]) -> dict[str, FLModel]:
@@ -206,33 +228,59 @@ class ClusteringAggregator(ModelAggregator):
         for name, task in tasks.items():
             by_site.setdefault(server.participants[name].site, {})[name] = task
         number = server.state.round
-        total = number if server.finished else server.settings.num_rounds  # after it, sites keep their served models
-        needed = {s: travelling(n for t in of_site.values() for n in t.needed) for s, of_site in by_site.items()}
-        models = with_parts(server.bank, {slot for slots in needed.values() for slot in slots})
+        total = (
+            number if server.finished else server.settings.num_rounds
+        )  # after it, sites keep their served models
+        needed = {
+            s: travelling(n for t in of_site.values() for n in t.needed)
+            for s, of_site in by_site.items()
+        }
+        models = with_parts(
+            server.bank, {slot for slots in needed.values() for slot in slots}
+        )
         encoded = wire.encode_models(models)
         messages = {}
         for site, of_site in by_site.items():
             content = {**stated, "tasks": wire.encode_tasks(of_site), "round": number}
-            sent = {slot: DXO(DataKind.WEIGHTS, data=dict(encoded[slot].data)) for slot in needed[site]}
+            sent = {
+                slot: DXO(DataKind.WEIGHTS, data=dict(encoded[slot].data))
+                for slot in needed[site]
+            }
             messages[site] = wire.message(sent, content, number, total)
         return messages
 
     def _stated(self, tasks: Mapping[str, Task]) -> dict[str, Any]:
         """What sites are told of each other: who is in the run, and who was averaged in the last round, if not all."""
-        people, record = self.running.participants, self.running.progress.record or {"aggregated": False}
-        everyone, training = {p.site for p in people.values()}, sum(task.train for task in tasks.values())
-        counted = {*record["trained"]} - {*record.get("held_back", ())} if record["aggregated"] else set()
+        people, record = (
+            self.running.participants,
+            self.running.progress.record or {"aggregated": False},
+        )
+        everyone, training = (
+            {p.site for p in people.values()},
+            sum(task.train for task in tasks.values()),
+        )
+        counted = (
+            {*record["trained"]} - {*record.get("held_back", ())}
+            if record["aggregated"]
+            else set()
+        )
         averaged = {people[name].site for name in counted if name in people}
         sampled = 0 < training < len(people)
         together = sorted(everyone) if training else []
-        return {"together": together, "sampled": sampled, "averaged": sorted(averaged) if averaged < everyone else []}
+        return {
+            "together": together,
+            "sampled": sampled,
+            "averaged": sorted(averaged) if averaged < everyone else [],
+        }
 
     def accept_model(self, model: FLModel) -> bool:
         """Checks a site's results one by one, and returns whether it accepted any; of others it logs the reason."""
         server, site = self.running, model.meta.get("client_name", "?")
         accepted, refused, hosted = 0, list[str](), set(server.hosted_by(site))
         try:
-            for result in decode_results(model, server.state.bank, server.state.round, hosted):
+            for result in decode_results(
+                model, server.state.bank, server.state.round, hosted
+            ):
                 try:
                     if isinstance(result, tuple):
                         server.refuse(*result, site)
@@ -246,7 +294,9 @@ class ClusteringAggregator(ModelAggregator):
             server.round.fail(list(hosted), f"{error.code}: {error}")
             refused = [f"all results refused ({error.code}): {error}"]
         if len(refused) > LOGGED:
-            refused[LOGGED:] = [f"{len(refused) - LOGGED} more results refused; the run's {ROUNDS} has the reasons"]
+            refused[LOGGED:] = [
+                f"{len(refused) - LOGGED} more results refused; the run's {ROUNDS} has the reasons"
+            ]
         for reason in refused:
             self.warning(f"round {server.state.round}: {site}: {reason}")
         return accepted > 0
@@ -263,7 +313,11 @@ class ClusteringAggregator(ModelAggregator):
     def announcement(self, measured: RoundMetrics) -> FLModel:
         """What FLARE's other components are told of a round that was measured; without parameters."""
         server, scalars = self.running, measured.scalars()
-        info = {"metric_source": "cfl_flare", "metric_split": "test", "use_contribution_sites": False}
+        info = {
+            "metric_source": "cfl_flare",
+            "metric_split": "test",
+            "use_contribution_sites": False,
+        }
         stopping = server.settings.early_stopping.following(server.progress.judged_by)
         if not self._remarked and server.progress.metric is not None:
             self._remarked = True
@@ -281,12 +335,18 @@ class ClusteringAggregator(ModelAggregator):
             meta={AppConstants.METRICS_AGGREGATION_INFO: info},
         )
 
-    def _remark_on_metrics(self, stopping: EarlyStopping, scalars: Mapping[str, float]) -> None:
+    def _remark_on_metrics(
+        self, stopping: EarlyStopping, scalars: Mapping[str, float]
+    ) -> None:
         """Says, after the first round that was measured, which of the job's metrics nobody reports."""
         wanted, progress = self.running.settings.early_stopping, self.running.progress
         if (why := stopping.unordered) is not None:
             self.warning(f"run: {why}")
-        elif stopping.key != wanted.key and stopping.key is not None and wanted.key is not None:
+        elif (
+            stopping.key != wanted.key
+            and stopping.key is not None
+            and wanted.key is not None
+        ):
             self.warning(
                 f"sites report no {wanted.key.name}: the best round is the one with the {stopping.key.mode}imum of "
                 f"{stopping.key.name!r}; key_metric and key_metric_mode name another metric"
@@ -309,6 +369,16 @@ def _check_resumed(fresh: ServerState, resumed: ServerState) -> None:
     missing = sorted(fresh.extras.keys() - resumed.extras.keys())
     changes = bool(fresh.extras) and not missing
     for slot, model in fresh.bank.items():
-        matches = resumed.bank[slot].layout == model.layout if slot in resumed.bank else changes
-        require(matches, f"run: resume_from names a run of another method or model: its {slot!r} does not fit")
-    require(not missing, f"run: resume_from names a run of another method: its state has no {missing}")
+        matches = (
+            resumed.bank[slot].layout == model.layout
+            if slot in resumed.bank
+            else changes
+        )
+        require(
+            matches,
+            f"run: resume_from names a run of another method or model: its {slot!r} does not fit",
+        )
+    require(
+        not missing,
+        f"run: resume_from names a run of another method: its state has no {missing}",
+    )

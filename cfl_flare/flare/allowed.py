@@ -89,14 +89,27 @@ OF_FLARE = (
 )
 
 POLICY = "cfl.json"
-AUTHORIZATION, PRIVACY, CHAIN = "authorization.json", "privacy.json", "task_result_filters"
+AUTHORIZATION, PRIVACY, CHAIN = (
+    "authorization.json",
+    "privacy.json",
+    "task_result_filters",
+)
 CODE, READS = "byoc", CommandCategory.SHELL_COMMANDS
 # FLARE's rights: categories of commands, commands without one, and two of jobs.
 # A role may have a single command; its condition is then stronger than its category's.
 DATA_SET = re.compile(r"\w[\w.-]{0,99}=/.+")
-READ_COMMANDS = {command for command, category in COMMAND_CATEGORIES.items() if category == READS}
-COMMANDS = {command for name, command in vars(AdminCommandNames).items() if name.isupper()}
-RIGHTS = {*COMMAND_CATEGORIES.values(), *(COMMANDS - COMMAND_CATEGORIES.keys()), CODE, "server-predeployed-flwr"}
+READ_COMMANDS = {
+    command for command, category in COMMAND_CATEGORIES.items() if category == READS
+}
+COMMANDS = {
+    command for name, command in vars(AdminCommandNames).items() if name.isupper()
+}
+RIGHTS = {
+    *COMMAND_CATEGORIES.values(),
+    *(COMMANDS - COMMAND_CATEGORIES.keys()),
+    CODE,
+    "server-predeployed-flwr",
+}
 
 
 @dataclass(frozen=True)
@@ -104,18 +117,26 @@ class Policy:
     """An operator's limits. Without a file, the defaults hold."""
 
     data_roots: tuple[str, ...] = setting(
-        (), help="folders in which a job may name files to read; with none, a job reads only what $CFL_DATA names"
+        (),
+        help="folders in which a job may name files to read; with none, a job reads only what $CFL_DATA names",
     )
     data_sets: tuple[str, ...] = setting(
         (),
         help="NAME=PATH of data with patients of their own; with none, one ledger and one record are for all data",
     )
     min_sites_per_cluster: int = setting(
-        3, help="a site takes part in no job with a lower min_sites_per_cluster; 1: others may see its own model", ge=1
+        3,
+        help="a site takes part in no job with a lower min_sites_per_cluster; 1: others may see its own model",
+        ge=1,
     )
-    min_samples_per_cluster: int = setting(30, help="the same of min_samples_per_cluster, unless the first is 1", ge=1)
+    min_samples_per_cluster: int = setting(
+        30, help="the same of min_samples_per_cluster, unless the first is 1", ge=1
+    )
     max_weight_share: float = setting(
-        LARGEST_SHARE, help="and in none with a higher max_weight_share, unless the first is 1", gt=0, le=1
+        LARGEST_SHARE,
+        help="and in none with a higher max_weight_share, unless the first is 1",
+        gt=0,
+        le=1,
     )
     max_tpr_at_1pct_fpr: float | None = setting(
         None,
@@ -134,7 +155,9 @@ class Policy:
         help="at a site with fewer than 30 test samples, which measures no attack: a model may leave if the other "
         "members' attacks are below the bound",
     )
-    max_participants: int = setting(10_000, help="most participants that a server accepts from one site", ge=1)
+    max_participants: int = setting(
+        10_000, help="most participants that a server accepts from one site", ge=1
+    )
     epsilon_budget: float | None = setting(
         None,
         help="most that all jobs together may spend of the privacy of this site's data, in a job with dp each; "
@@ -142,7 +165,9 @@ class Policy:
         gt=0,
         le=1000,
     )
-    delta_budget: float = setting(1e-5, help="probability with which epsilon_budget may not hold", gt=0, lt=0.1)
+    delta_budget: float = setting(
+        1e-5, help="probability with which epsilon_budget may not hold", gt=0, lt=0.1
+    )
     max_refusals: int = setting(
         3,
         help="with epsilon_budget: after this number of refusals that the data decided on, no job goes on until the "
@@ -153,22 +178,36 @@ class Policy:
     def __post_init__(self) -> None:
         check_settings(self, POLICY)
         roots = self.data_roots
-        absolute = isinstance(roots, (list, tuple)) and all(isinstance(r, str) and Path(r).is_absolute() for r in roots)
-        require(absolute, f"{POLICY}: data_roots = {roots!r} should be a list of folders, each with its whole path")
+        absolute = isinstance(roots, (list, tuple)) and all(
+            isinstance(r, str) and Path(r).is_absolute() for r in roots
+        )
+        require(
+            absolute,
+            f"{POLICY}: data_roots = {roots!r} should be a list of folders, each with its whole path",
+        )
         object.__setattr__(self, "data_roots", tuple(roots))
         self._check_data_sets()
 
     def _check_data_sets(self) -> None:
         """Raises a ConfigError unless each data set has a name and a place, and no place lies in another set's."""
-        listed = isinstance(self.data_sets, (list, tuple)) and all(isinstance(text, str) for text in self.data_sets)
+        listed = isinstance(self.data_sets, (list, tuple)) and all(
+            isinstance(text, str) for text in self.data_sets
+        )
         valid = listed and all(DATA_SET.fullmatch(text) for text in self.data_sets)
         wanted = "should be a list of NAME=PATH, each with its whole path"
         require(valid, f"{POLICY}: data_sets = {self.data_sets!r} {wanted}")
         object.__setattr__(self, "data_sets", tuple(self.data_sets))
         for name, place in self._places_of_sets():
-            others = {other for other, above in self._places_of_sets() if place.is_relative_to(above)} - {name}
+            others = {
+                other
+                for other, above in self._places_of_sets()
+                if place.is_relative_to(above)
+            } - {name}
             both = f"{str(place)!r} is in data set {name!r}, and in {sorted(others)}"
-            require(not others, f"{POLICY}: {both}; patients of several data sets belong into one")
+            require(
+                not others,
+                f"{POLICY}: {both}; patients of several data sets belong into one",
+            )
 
     def _places_of_sets(self) -> list[tuple[str, Path]]:
         parts = [text.partition("=") for text in self.data_sets]
@@ -176,13 +215,19 @@ class Policy:
 
     def data_set_of(self, place: str) -> str:
         """The operator's name of the data set that lies there; empty if the operator names none."""
-        names = (name for name, above in self._places_of_sets() if place and Path(place).is_relative_to(above))
+        names = (
+            name
+            for name, above in self._places_of_sets()
+            if place and Path(place).is_relative_to(above)
+        )
         return next(names, "")
 
     @classmethod
     def of(cls, fl_ctx: FLContext) -> Policy:
         """The policy of the kit in which this process runs; see `read`."""
-        return cls.read(Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()) / POLICY)
+        return cls.read(
+            Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()) / POLICY
+        )
 
     @classmethod
     def read(cls, file: Path) -> Policy:
@@ -192,8 +237,13 @@ class Policy:
         try:
             content = read_json(file)
         except FileError as error:
-            raise ConfigError(f"{file}: not readable as JSON ({error}); correct it, or remove it") from error
-        require(isinstance(content, dict), f"{file}: should hold a JSON object with settings")
+            raise ConfigError(
+                f"{file}: not readable as JSON ({error}); correct it, or remove it"
+            ) from error
+        require(
+            isinstance(content, dict),
+            f"{file}: should hold a JSON object with settings",
+        )
         return from_dict(cls, content, str(file))
 
 
@@ -215,10 +265,19 @@ def with_job_check(content: dict[str, Any], classes: Sequence[str]) -> dict[str,
     operator has added stays as well. Our check asks the operator's own ``app_validator``.
     """
     if not checks_jobs(content):
-        listed = [entry for entry in content.get(CLASS_ALLOW_LIST, ()) if entry not in DEFAULT_CLASS_ALLOW_LIST]
+        listed = [
+            entry
+            for entry in content.get(CLASS_ALLOW_LIST, ())
+            if entry not in DEFAULT_CLASS_ALLOW_LIST
+        ]
         operators = content.get(VALIDATOR)
         check = {"path": JOB_CHECK, "args": {"then": operators} if operators else {}}
-        content = {"format_version": 2, **content, CLASS_ALLOW_LIST: listed, VALIDATOR: check}
+        content = {
+            "format_version": 2,
+            **content,
+            CLASS_ALLOW_LIST: listed,
+            VALIDATOR: check,
+        }
     return with_allowed(content, [*OF_FLARE, *classes])
 
 
@@ -233,7 +292,10 @@ def with_rejoin(content: dict[str, Any]) -> dict[str, Any]:
     components = content.get("components", [])
     if any(component.get("path") == REJOIN for component in components):
         return content
-    return {**content, "components": [*components, {"id": "cfl_rejoin", "path": REJOIN, "args": {}}]}
+    return {
+        **content,
+        "components": [*components, {"id": "cfl_rejoin", "path": REJOIN, "args": {}}],
+    }
 
 
 def permitted_roles(local: Path, right: str) -> str:
@@ -246,8 +308,16 @@ def permitted_roles(local: Path, right: str) -> str:
     if policy is None:
         return "anyone"  # a simulator's workspace
     names = {right, *(READ_COMMANDS if right == READS else ())}
-    granted = {role: {rights.get(name, "none") for name in names} for role, rights in _rights(policy).items()}
-    return ", ".join(role for role, conditions in granted.items() if conditions != {"none"}) or "nobody"
+    granted = {
+        role: {rights.get(name, "none") for name in names}
+        for role, rights in _rights(policy).items()
+    }
+    return (
+        ", ".join(
+            role for role, conditions in granted.items() if conditions != {"none"}
+        )
+        or "nobody"
+    )
 
 
 def closed(local: Path) -> str | None:
@@ -256,7 +326,11 @@ def closed(local: Path) -> str | None:
     if not default.is_file():
         return None
     permissions = {
-        role: {**rights, **dict.fromkeys(rights.keys() & READ_COMMANDS, "none"), READS: "none"}
+        role: {
+            **rights,
+            **dict.fromkeys(rights.keys() & READ_COMMANDS, "none"),
+            READS: "none",
+        }
         for role, rights in _rights(default).items()
     }
     return written({"format_version": "1.0", "permissions": permissions})
@@ -265,10 +339,23 @@ def closed(local: Path) -> str | None:
 def with_ledger(content: dict[str, Any] | None) -> dict[str, Any]:
     """A site's privacy policy whose scopes all have the filter that enters into the ledger, before other filters."""
     if not content or not content["scopes"]:  # FLARE applies no filter then
-        content = {"scopes": [{"name": "public", "properties": {}}], "default_scope": "public"}
+        content = {
+            "scopes": [{"name": "public", "properties": {}}],
+            "default_scope": "public",
+        }
     entry = {"direction": "out", "path": LEDGER_FILTER, "args": {}}
     scopes = [
-        {**scope, CHAIN: [entry, *(part for part in scope.get(CHAIN, ()) if part.get("path") != LEDGER_FILTER)]}
+        {
+            **scope,
+            CHAIN: [
+                entry,
+                *(
+                    part
+                    for part in scope.get(CHAIN, ())
+                    if part.get("path") != LEDGER_FILTER
+                ),
+            ],
+        }
         for scope in content["scopes"]
     ]
     return {**content, "scopes": scopes}
@@ -281,18 +368,34 @@ def written(content: dict[str, Any]) -> str:
 
 def first_file(local: Path, name: str) -> Path | None:
     """The operator's own file, else the kit's default one; None if there is neither."""
-    return next((path for path in (local / name, local / f"{name}.default") if path.is_file()), None)
+    return next(
+        (path for path in (local / name, local / f"{name}.default") if path.is_file()),
+        None,
+    )
 
 
 def _rights(policy: Path) -> dict[str, dict[str, Any]]:
     """By role, the condition of each right; a role with one condition has it for all rights that FLARE knows."""
     try:
         permissions = read_json(policy)["permissions"]
-        require(all(isinstance(rights, (str, list, dict)) for rights in permissions.values()), "a role has no rights")
+        require(
+            all(
+                isinstance(rights, (str, list, dict)) for rights in permissions.values()
+            ),
+            "a role has no rights",
+        )
     except (FileError, ConfigError, KeyError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"site: {policy} is not an authorization policy of FLARE's ({error}); restore the kit's own file"
         ) from error
-    named = {right for rights in permissions.values() if isinstance(rights, dict) for right in rights}
+    named = {
+        right
+        for rights in permissions.values()
+        if isinstance(rights, dict)
+        for right in rights
+    }
     known = sorted({*RIGHTS, *named})
-    return {name: r if isinstance(r, dict) else dict.fromkeys(known, r) for name, r in permissions.items()}
+    return {
+        name: r if isinstance(r, dict) else dict.fromkeys(known, r)
+        for name, r in permissions.items()
+    }

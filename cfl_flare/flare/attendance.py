@@ -86,12 +86,18 @@ class Attendance:
             self._heard_for[site] += step
         if all(self._too_long(site) for site in self._started):
             return []
-        newly_lost = sorted(site for site in self._silent if site not in self.lost and self._too_long(site))
+        newly_lost = sorted(
+            site
+            for site in self._silent
+            if site not in self.lost and self._too_long(site)
+        )
         self.lost.update(newly_lost)
         return newly_lost
 
     def _too_long(self, site: str) -> bool:
-        return self._silent[site] >= (self._longest if site in self._started else self._start)
+        return self._silent[site] >= (
+            self._longest if site in self._started else self._start
+        )
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,9 @@ class Pace:
             that has a part of this one.
     """
 
-    def __init__(self, times: float = TIMES, least: float = LEAST, first: float = FIRST):
+    def __init__(
+        self, times: float = TIMES, least: float = LEAST, first: float = FIRST
+    ):
         self._times, self._least, self._first = times, least, first
         self._longest: defaultdict[str, dict[str, float]] = defaultdict(dict)
         self._open: defaultdict[str, list[tuple[Work, float]]] = defaultdict(list)
@@ -197,7 +205,8 @@ class Pace:
         """Whether another site that has never answered such work is at it as well."""
         longest = self._longest[kind]
         return any(
-            other not in (site, *longest) and given and given[-1][0].kind == kind for other, given in self._open.items()
+            other not in (site, *longest) and given and given[-1][0].kind == kind
+            for other, given in self._open.items()
         )
 
 

@@ -20,13 +20,18 @@ from cfl_flare.data import ParticipantData
 from cfl_flare.data.classes import list_names
 from cfl_flare.data.columns import FEWEST_ROWS
 
-WAY_OUT = "set classes=[...] in the job's data to all names in the order of their numbers"
+WAY_OUT = (
+    "set classes=[...] in the job's data to all names in the order of their numbers"
+)
 # A message has this many characters of a site's names.
 SHOWN = 200
 
 
 def names_to_state(
-    hosted: Mapping[str, ParticipantData], agreed: tuple[str, ...], has_dp: bool, is_simulation: bool
+    hosted: Mapping[str, ParticipantData],
+    agreed: tuple[str, ...],
+    has_dp: bool,
+    is_simulation: bool,
 ) -> tuple[str, ...]:
     """The names of classes that a site states at check-in, in the order of their numbers.
 
@@ -90,7 +95,9 @@ def _has_class(y: np.ndarray, number: int) -> np.ndarray:
     return np.asarray((y == number).reshape(len(y), -1).any(axis=1))
 
 
-def settle_classes(of_job: Sequence[str] | None, of_run: Sequence[str] | None) -> tuple[str, ...] | None:
+def settle_classes(
+    of_job: Sequence[str] | None, of_run: Sequence[str] | None
+) -> tuple[str, ...] | None:
     """The names of classes that hold before any site has stated its own.
 
     Args:
@@ -105,14 +112,18 @@ def settle_classes(of_job: Sequence[str] | None, of_run: Sequence[str] | None) -
     """
     if of_job and of_run is not None and [*of_job] != [*of_run]:
         both = f"the job has the classes {_show(tuple(of_job))}, and the run that is resumed {_show(tuple(of_run))}"
-        raise ConfigError(f"run: {both}; resume it with its own classes, or start a new run")
+        raise ConfigError(
+            f"run: {both}; resume it with its own classes, or start a new run"
+        )
     if of_run is not None:
         return tuple(of_run)
     return tuple(of_job) if of_job else None
 
 
 def compare_classes(
-    stated: Mapping[str, tuple[str, ...]], agreed: tuple[str, ...] | None = None, is_start: bool = False
+    stated: Mapping[str, tuple[str, ...]],
+    agreed: tuple[str, ...] | None = None,
+    is_start: bool = False,
 ) -> tuple[tuple[str, ...] | None, dict[str, str]]:
     """Compares how sites number their classes.
 
@@ -135,9 +146,15 @@ def compare_classes(
         (agreed, times), *_ = Counter(stated.values()).most_common()
         if times <= len(stated) / 2:
             raise ConfigError(f"{_describe_disagreement(stated)}: {WAY_OUT}")
-    reasons = {site: describe_difference(names, agreed) for site, names in stated.items() if names != agreed}
+    reasons = {
+        site: describe_difference(names, agreed)
+        for site, names in stated.items()
+        if names != agreed
+    }
     if is_start and len(reasons) == len(stated):
-        raise ConfigError(f"{_describe_disagreement(stated)}: none numbers them {_show(agreed)} as this run: {WAY_OUT}")
+        raise ConfigError(
+            f"{_describe_disagreement(stated)}: none numbers them {_show(agreed)} as this run: {WAY_OUT}"
+        )
     return agreed, reasons
 
 
@@ -151,7 +168,10 @@ def _describe_disagreement(stated: Mapping[str, tuple[str, ...]]) -> str:
     sites_by_names: dict[tuple[str, ...], list[str]] = {}
     for site, names in sorted(stated.items()):  # whichever site checked in first
         sites_by_names.setdefault(names, []).append(site)
-    parts = [f"{_show(names)} at {', '.join(sites[:3])}" for names, sites in list(sites_by_names.items())[:3]]
+    parts = [
+        f"{_show(names)} at {', '.join(sites[:3])}"
+        for names, sites in list(sites_by_names.items())[:3]
+    ]
     more = ", ..." if len(sites_by_names) > 3 else ""
     return f"run: sites number their classes differently: {'; '.join(parts)}{more}"
 

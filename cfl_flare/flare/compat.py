@@ -85,7 +85,9 @@ def check_site_names(names: Sequence[str], fewest: int) -> None:
 
     It asks ``recipe.utils._validate_per_site_targets``. Without it such a job fails when it is exported.
     """
-    from nvflare.recipe.utils import _validate_per_site_targets  # not needed in the processes of a job
+    from nvflare.recipe.utils import (
+        _validate_per_site_targets,
+    )  # not needed in the processes of a job
 
     try:
         _validate_per_site_targets({name: {} for name in names}, fewest)
@@ -122,7 +124,9 @@ def simulated(fl_ctx: FLContext) -> bool:
     That the files tell it is a guess. Without it real sites would have a simulation's limits.
     """
     startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir())
-    return not any((startup / name).exists() for name in ("fed_client.json", "fed_server.json"))
+    return not any(
+        (startup / name).exists() for name in ("fed_client.json", "fed_server.json")
+    )
 
 
 def end_simulated_sites(sites: Collection[str]) -> None:
@@ -134,7 +138,11 @@ def end_simulated_sites(sites: Collection[str]) -> None:
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            named = [after for option, after in itertools.pairwise(words) if option == "--client"]
+            named = [
+                after
+                for option, after in itertools.pairwise(words)
+                if option == "--client"
+            ]
             if set(named) & set(sites):
                 process.kill()
 
@@ -144,13 +152,17 @@ def on_one_machine(fl_ctx: FLContext) -> bool:
 
     It asks ``poc_commands.get_poc_workspace``. Without it a POC's sites refuse jobs as real hospitals do.
     """
-    from nvflare.tool.poc.poc_commands import get_poc_workspace  # slow, and needed where a job would be refused alone
+    from nvflare.tool.poc.poc_commands import (
+        get_poc_workspace,
+    )  # slow, and needed where a job would be refused alone
 
     if simulated(fl_ctx):
         return True
     kit = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()
     try:
-        return kit.parents[2] == Path(get_poc_workspace()).resolve()  # project/prod_00/site-1 in it
+        return (
+            kit.parents[2] == Path(get_poc_workspace()).resolve()
+        )  # project/prod_00/site-1 in it
     except (OSError, IndexError):  # there is no home to read FLARE's settings from
         return False
 
@@ -167,7 +179,10 @@ class _Literal(ConfigLoader):
 
     def load_config_from_str(self, config_str: str) -> Config:
         match = REPLACED.search(config_str)
-        require(match is None, f"{match and match[0]!r} is replaced when it is read; write it as JSON, without")
+        require(
+            match is None,
+            f"{match and match[0]!r} is replaced when it is read; write it as JSON, without",
+        )
         return self.loader.load_config_from_str(config_str)
 
     def load_config_from_dict(self, config_dict: dict) -> Config:
@@ -197,10 +212,15 @@ def fail_undecodable(engine: Any, fail: Callable[[str, str], None]) -> None:
         try:
             decode(message, *args, **kwargs)
         except Exception as error:
-            if message.get_header(StreamHeaderKey.TOPIC) != ServerCommandNames.SUBMIT_UPDATE:
+            if (
+                message.get_header(StreamHeaderKey.TOPIC)
+                != ServerCommandNames.SUBMIT_UPDATE
+            ):
                 raise
             # An unknown token is that of a client that was killed while it was sending, and has come back since.
-            client = engine.client_manager.clients.get(message.get_header(CellMessageHeaderKeys.TOKEN))
+            client = engine.client_manager.clients.get(
+                message.get_header(CellMessageHeaderKeys.TOKEN)
+            )
             name = "?" if client is None else client.name
             encrypted = ENCRYPTED if "tenseal" in str(error) else ""
             fail(name, f"undecodable: {type(error).__name__}{encrypted}")
@@ -227,9 +247,15 @@ class HeldRequests:
     SOON = 0.01
 
     def __init__(self, runner: Any):
-        self._changed, self._free = threading.Condition(), threading.BoundedSemaphore(self.MOST)
+        self._changed, self._free = (
+            threading.Condition(),
+            threading.BoundedSemaphore(self.MOST),
+        )
         self._changes, self._ended = 0, False
-        self._answer, runner.process_task_request = runner.process_task_request, self._process
+        self._answer, runner.process_task_request = (
+            runner.process_task_request,
+            self._process,
+        )
 
     def release(self, ends: bool = False) -> None:
         """There are new tasks, or the job ends."""
@@ -246,7 +272,9 @@ class HeldRequests:
                 return name, task_id, data
             try:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._changes != before or self._ended, self.LONGEST)
+                    self._changed.wait_for(
+                        lambda: self._changes != before or self._ended, self.LONGEST
+                    )
             finally:
                 self._free.release()
             name, task_id, data = self._answer(client, fl_ctx)
@@ -266,7 +294,9 @@ def room_for_answers(sites: int) -> None:
     pool._max_workers = max(pool._max_workers, sites + HeldRequests.MOST)
 
 
-def hear_heartbeats(communicator: Any, engine: Any, hear: Callable[[str], None]) -> None:
+def hear_heartbeats(
+    communicator: Any, engine: Any, hear: Callable[[str], None]
+) -> None:
     """From now on, a function gets the name of each site of the job that gives a sign, under FLARE's lock.
 
     It wraps ``WFCommServer.client_is_active`` of this communicator. Without it a round waits for a dead site until its
@@ -308,7 +338,9 @@ def deployment(engine: Any, job: Job, app: str, fl_ctx: FLContext) -> Any:
 
     Without it a site that connects in the middle of a job cannot take part.
     """
-    return engine.job_runner._make_deploy_message(job, job.get_application(app, fl_ctx), app, fl_ctx)
+    return engine.job_runner._make_deploy_message(
+        job, job.get_application(app, fl_ctx), app, fl_ctx
+    )
 
 
 def await_outcome(engine: Any, job_id: str, site: str) -> None:

@@ -33,7 +33,14 @@ from cfl_flare.flare.client_api.results import check_failure
 from cfl_flare.flare.compat import component_policy, simulated
 from cfl_flare.flare.per_site import PerSiteController
 from cfl_flare.flare.persistor import ClusterModelPersistor
-from cfl_flare.flare.policy import SOFTWARE, check_known, check_software, data_config, state_root, unused_copy
+from cfl_flare.flare.policy import (
+    SOFTWARE,
+    check_known,
+    check_software,
+    data_config,
+    state_root,
+    unused_copy,
+)
 from cfl_flare.flare.schema import decode_check_in, decode_classes
 from cfl_flare.flare.tracking import JobEvents, bounds, track
 from cfl_flare.methods import Participant
@@ -77,7 +84,12 @@ class ClusteredController(PerSiteController):
         **settings: Any,
     ):
         plain = judge is not None
-        super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.1, plain=plain)
+        super().__init__(
+            persistor_id=persistor_id,
+            ignore_result_error=True,
+            task_check_period=0.1,
+            plain=plain,
+        )
         self._unknown = keep(self, settings, ServerSettings, ControllerSettings)
         self.facts, self.made_by, self.judge = facts, made_by, judge
         self.aggregator_id = aggregator_id
@@ -86,7 +98,9 @@ class ClusteredController(PerSiteController):
         self._hosting: dict[str, dict[str, Any]] = {}
         self._means: Means | None = None
         self._labels: Mapping[str, str] = {}
-        self._classes: tuple[str, ...] | None = None  # their names, which all sites that take part number alike
+        self._classes: tuple[str, ...] | None = (
+            None  # their names, which all sites that take part number alike
+        )
         self._memory_of: str | None = None  # the run that is resumed
 
     def run(self) -> None:
@@ -107,11 +121,17 @@ class ClusteredController(PerSiteController):
         self.aggregator.ranged = self.judge is None
         if self.judge is None:
             task = self._training.built_task(component_policy(self.fl_ctx))
-            self._settings = self._settings.judged(task, self.aggregator.division(self.fl_ctx).layout)
+            self._settings = self._settings.judged(
+                task, self.aggregator.division(self.fl_ctx).layout
+            )
         self._schedule = self._scheduled()
         floor, share = self._schedule.floor, self._schedule.max_weight_share
         if not simulated(self.fl_ctx):
-            also = "" if self._schedule.hold_small_clusters else "; models of fewer are not held back"
+            also = (
+                ""
+                if self._schedule.hold_small_clusters
+                else "; models of fewer are not held back"
+            )
             self.info(
                 f"a cluster needs {floor.sites} sites and {floor.samples} training samples{also}; "
                 f"a site has at most {share:.3g} of a cluster's weight"
@@ -119,7 +139,10 @@ class ClusteredController(PerSiteController):
 
     def _run_all(self) -> None:
         persistor: ClusterModelPersistor = self.persistor
-        total, layout = self._schedule.num_rounds, self.aggregator.division(self.fl_ctx).layout
+        total, layout = (
+            self._schedule.num_rounds,
+            self.aggregator.division(self.fl_ctx).layout,
+        )
         checkpoint = persistor.open(layout, self.results, self.fl_ctx)
         resumed_at = None if checkpoint is None else checkpoint.state.round
         self._labels = {} if checkpoint is None else checkpoint.state.labels
@@ -128,22 +151,38 @@ class ClusteredController(PerSiteController):
             resumed_at is None or resumed_at < total,
             f"run: resume_from names a run with {resumed_at} rounds; num_rounds = {total} adds none",
         )
-        if checkpoint is not None:  # it goes on, whatever ended it before; its results begin with the next round
+        if (
+            checkpoint is not None
+        ):  # it goes on, whatever ended it before; its results begin with the next round
             checkpoint.progress.stopped, checkpoint.progress.failed_rounds = None, 0
             checkpoint.progress.record = None
         facts = {"name": persistor.run_name, "resumed_at": resumed_at}
-        start = Start(self._gathered(), persistor.checkpoints, checkpoint, self.results, facts=facts)
+        start = Start(
+            self._gathered(),
+            persistor.checkpoints,
+            checkpoint,
+            self.results,
+            facts=facts,
+        )
         start = replace(start, earlier=persistor.earlier)
         server = self.start(self._schedule, start)
         persistor.restore_best()
         if drive(server, self._transport(server), persistor.checkpoints):
             if server.recorder is not None and server.recorder.last is not None:
-                track(self, bounds(server.recorder.intervals), server.recorder.last.record["round"])
+                track(
+                    self,
+                    bounds(server.recorder.intervals),
+                    server.recorder.last.record["round"],
+                )
             self._finish()
 
     def _settle_classes(self, checkpoint: Checkpoint | None) -> None:
         """Takes the names of classes from the run that is resumed, or from the job, if either has some."""
-        task = None if self.judge is not None else self._training.built_task(component_policy(self.fl_ctx))
+        task = (
+            None
+            if self.judge is not None
+            else self._training.built_task(component_policy(self.fl_ctx))
+        )
         has_classes = task is not None and task.classes
         of_job = unmarked(self.facts or {}).get("classes") if has_classes else None
         of_run = None if checkpoint is None else checkpoint.progress.classes
@@ -155,16 +194,32 @@ class ClusteredController(PerSiteController):
         ancestry = self._trace_ancestry(start)
         start.checkpoints.run = {ANCESTRY: ancestry.to_list()}
         if start.folder is not None:
-            private = {} if aggregator.private is None else {"private": aggregator.private}
-            of_run = {"run": asdict(schedule), **start.facts, "sites_left_out": self.left_out}
+            private = (
+                {} if aggregator.private is None else {"private": aggregator.private}
+            )
+            of_run = {
+                "run": asdict(schedule),
+                **start.facts,
+                "sites_left_out": self.left_out,
+            }
             of_run[ANCESTRY] = ancestry.to_list(names=False)
             named = {"classes": list(self._classes)} if self._classes else {}
             facts = {**(self.facts or {}), **named, **private, **of_run}
             last = None if checkpoint is None else checkpoint.last
-            recorder = Recorder(start.folder, facts, aggregator.model, start.recorded, last)
-        if self._means is None and not simulated(self.fl_ctx):  # what this server has averaged in all its jobs
-            floor = self._schedule.floor.sites if self._schedule.hold_small_clusters else 1  # 1: noted, never refused
-            file = state_root(self.fl_ctx) / MEANS_FOLDER / f"{self.fl_ctx.get_identity_name()}.jsonl"
+            recorder = Recorder(
+                start.folder, facts, aggregator.model, start.recorded, last
+            )
+        if self._means is None and not simulated(
+            self.fl_ctx
+        ):  # what this server has averaged in all its jobs
+            floor = (
+                self._schedule.floor.sites if self._schedule.hold_small_clusters else 1
+            )  # 1: noted, never refused
+            file = (
+                state_root(self.fl_ctx)
+                / MEANS_FOLDER
+                / f"{self.fl_ctx.get_identity_name()}.jsonl"
+            )
             self._means = Means(file, floor)
         store = start.checkpoints.store
         progress = Progress() if checkpoint is None else checkpoint.progress
@@ -175,11 +230,18 @@ class ClusteredController(PerSiteController):
             archive=None if store is None else store.archive,
             earlier_means=self._means,
             observers=[
-                JobEvents(self, aggregator, start.announces, self._controller_settings.memory_gc_rounds),
+                JobEvents(
+                    self,
+                    aggregator,
+                    start.announces,
+                    self._controller_settings.memory_gc_rounds,
+                ),
                 self._observe_membership(ancestry),
             ],
         )
-        server = aggregator.begin(start, schedule, self._training, equipment, self.fl_ctx)
+        server = aggregator.begin(
+            start, schedule, self._training, equipment, self.fl_ctx
+        )
         if recorder is not None:
             recorder.begin(server.method.label, schedule.num_rounds)
         return server
@@ -188,27 +250,41 @@ class ClusteredController(PerSiteController):
         """The runs in which the models will have been trained; a GateError for an initial model that may not leave."""
         privacy, policy = self._training.privacy, Policy.of(self.fl_ctx)
         run = Ancestor(
-            dp=None if privacy is None else {"epsilon": privacy.epsilon, "delta": privacy.delta},
+            dp=None
+            if privacy is None
+            else {"epsilon": privacy.epsilon, "delta": privacy.delta},
             split=hash_split(self.seed, (self.facts or {}).get("data")),
         )
         if start.earlier is not None:
-            return start.earlier.add(replace(run, resumes=True, pays_with_parent=not simulated(self.fl_ctx)))
-        initial = None if start.checkpoint is not None else self.aggregator.read_initial_facts(self.fl_ctx)
+            return start.earlier.add(
+                replace(run, resumes=True, pays_with_parent=not simulated(self.fl_ctx))
+            )
+        initial = (
+            None
+            if start.checkpoint is not None
+            else self.aggregator.read_initial_facts(self.fl_ctx)
+        )
         if initial is None:
             return Ancestry((run,))
-        weaker = weaker_bound(initial, policy.max_tpr_at_1pct_fpr, policy.min_membership)
+        weaker = weaker_bound(
+            initial, policy.max_tpr_at_1pct_fpr, policy.min_membership
+        )
         return Ancestry.of(initial.get(ANCESTRY)).add(replace(run, weaker=weaker))
 
     def _observe_membership(self, ancestry: Ancestry) -> Membership:
         policy = Policy.of(self.fl_ctx)
         bound, fewest = policy.max_tpr_at_1pct_fpr, policy.min_membership
-        return Membership(self._training.membership, bound, fewest, ancestry.earlier_participants)
+        return Membership(
+            self._training.membership, bound, fewest, ancestry.earlier_participants
+        )
 
     def _transport(self, server: Server) -> Transport:
         if self.judge is None:
             return self
         assign = from_dict(AssignSettings, unmarked(self.judge), "judge")
-        scripts = Scripts(server, assign, self._ask_scripts, self.warning, self.site_errors)
+        scripts = Scripts(
+            server, assign, self._ask_scripts, self.warning, self.site_errors
+        )
         scripts.probe()
         return scripts
 
@@ -237,11 +313,17 @@ class ClusteredController(PerSiteController):
         """Checks the job's software and settings; returns how participants train."""
         if (remark := unused_copy(self.fl_ctx)) is not None:
             self.warning(remark)
-        check_software(unmarked(self.made_by or {}), "the job was made by", "the server")
+        check_software(
+            unmarked(self.made_by or {}), "the job was made by", "the server"
+        )
         check_known(self._unknown, "controller", "the server")
-        stated = unmarked(self.facts or {}).get("training") if self.judge is None else None
+        stated = (
+            unmarked(self.facts or {}).get("training") if self.judge is None else None
+        )
         training = from_dict(TrainSettings, stated or {}, "training")
-        training.lr_at(0)  # sites have the same, and of an error say no more than a code
+        training.lr_at(
+            0
+        )  # sites have the same, and of an error say no more than a code
         self._controller_settings = from_attributes(ControllerSettings, self, "run")
         self._settings = from_attributes(ServerSettings, self, "run")
         self.patience = Patience(self._controller_settings.max_missed_tasks)
@@ -255,14 +337,24 @@ class ClusteredController(PerSiteController):
 
     def _gathered(self) -> list[Participant]:
         """All participants, of the sites that can take part."""
-        sites = sorted((client.name for client in self.engine.get_clients()), key=natural)
+        sites = sorted(
+            (client.name for client in self.engine.get_clients()), key=natural
+        )
         self._attempt.note(dict.fromkeys(sites, SILENT))
         participants = self._check_in(sites)
-        self._attempt.note(dict.fromkeys({p.site for p in participants}, READY), checked_in=True)
-        self.left_out |= dict.fromkeys(self.sites_that_never_came(), "it was not connected when the job started")
-        reasons = "; ".join(f"{site}: {reason}" for site, reason in self.left_out.items())
+        self._attempt.note(
+            dict.fromkeys({p.site for p in participants}, READY), checked_in=True
+        )
+        self.left_out |= dict.fromkeys(
+            self.sites_that_never_came(), "it was not connected when the job started"
+        )
+        reasons = "; ".join(
+            f"{site}: {reason}" for site, reason in self.left_out.items()
+        )
         require(bool(participants), f"run: no site can take part: {reasons}")
-        self.info(f"{len(participants)} participants on {len({p.site for p in participants})} sites")
+        self.info(
+            f"{len(participants)} participants on {len({p.site for p in participants})} sites"
+        )
         return participants
 
     def admit(self, server: Server) -> None:
@@ -270,14 +362,19 @@ class ClusteredController(PerSiteController):
         self._turn_away(server)
         heard = [site for site in self.late if self._attendance.heard(site)]
         self.late = [site for site in self.late if site not in heard]
-        new = sorted({*heard} - {p.site for p in server.participants.values()}, key=natural)
+        new = sorted(
+            {*heard} - {p.site for p in server.participants.values()}, key=natural
+        )
         if not new:
             return
         for site in new:
             self.left_out.pop(site, None)
         admitted = self._check_in(new)
         names = [p.name for p in admitted if p.name not in server.participants]
-        everyone = [*server.participants.values(), *(p for p in admitted if p.name in names)]
+        everyone = [
+            *server.participants.values(),
+            *(p for p in admitted if p.name in names),
+        ]
         server.admit(sorted(everyone, key=lambda p: natural(p.site)))
         self._newest = new
         self.info(f"round {server.state.round}: {', '.join(names) or 'nobody'} joined")
@@ -286,30 +383,54 @@ class ClusteredController(PerSiteController):
         """Leaves out those that joined in the last round if others, who trained without them before, then refused."""
         newest = self._newest
         failures, self._newest = (server.progress.record or {}).get("failed", {}), []
-        refused = {server.participants[name].site for name, why in failures.items() if why.startswith(REFUSED)}
+        refused = {
+            server.participants[name].site
+            for name, why in failures.items()
+            if why.startswith(REFUSED)
+        }
         if newest and refused - {*newest}:
-            self.left_out |= dict.fromkeys(newest, "others refuse to train with it, after jobs without it")
-            self.warning(f"{', '.join(newest)}: left out: {', '.join(sorted(refused))} refuse to train with it")
-            server.admit([p for p in server.participants.values() if p.site not in newest])
+            self.left_out |= dict.fromkeys(
+                newest, "others refuse to train with it, after jobs without it"
+            )
+            self.warning(
+                f"{', '.join(newest)}: left out: {', '.join(sorted(refused))} refuse to train with it"
+            )
+            server.admit(
+                [p for p in server.participants.values() if p.site not in newest]
+            )
 
-    def _ask_scripts(self, task: str, data: Mapping[str, FLModel], on_result: Callable[[FLModel], bool]) -> bool:
+    def _ask_scripts(
+        self,
+        task: str,
+        data: Mapping[str, FLModel],
+        on_result: Callable[[FLModel], bool],
+    ) -> bool:
         """One exchange with scripts; if a site fails, its participant does."""
 
         def unless_failed(result: FLModel) -> bool:
             check_failure(result)
             return on_result(result)
 
-        went = self.ask(task, data, self._controller_settings.task_timeout, unless_failed)
+        went = self.ask(
+            task, data, self._controller_settings.task_timeout, unless_failed
+        )
         self.aggregator.running.fail_sites(self.site_errors)
         return went
 
     def _check_in(self, sites: Sequence[str]) -> list[Participant]:
         """Asks sites which participants they host. A site that cannot take part is left out, with its reason."""
-        if self.judge is not None:  # each is one participant, whose script's first result says how much data it has
+        if (
+            self.judge is not None
+        ):  # each is one participant, whose script's first result says how much data it has
             return [Participant(name, name, 1, unit="") for name in sites]
         known = len(self._hosting)
-        common: dict[str, Any] = {"sites": known + len(sites), "memory_of": self._memory_of}
-        self._hosting |= {site: {"index": i, **common} for i, site in enumerate(sites, known)}
+        common: dict[str, Any] = {
+            "sites": known + len(sites),
+            "memory_of": self._memory_of,
+        }
+        self._hosting |= {
+            site: {"index": i, **common} for i, site in enumerate(sites, known)
+        }
         hosted: dict[str, list[Participant]] = {}
         classes: dict[str, tuple[str, ...]] = {}
         dealt = data_config((self.facts or {}).get("data", {}), self.fl_ctx)
@@ -317,39 +438,62 @@ class ClusteredController(PerSiteController):
 
         def on_result(result: FLModel) -> bool:
             site = result.meta["client_name"]
-            expected = dealt.names_at(site, self._hosting[site]["index"], common["sites"])
+            expected = dealt.names_at(
+                site, self._hosting[site]["index"], common["sites"]
+            )
             # A study takes its own fields out of the message before the schema checks what is left.
-            participants = self._hosted_by(result, site, expected, policy.max_participants)
+            participants = self._hosted_by(
+                result, site, expected, policy.max_participants
+            )
             classes[site] = decode_classes(result, site)
             hosted[site] = participants
             self._attempt.note({site: READY})
             return True
 
         rounds = self._schedule.num_rounds
-        stated = {key: value for key, value in (self.facts or {}).items() if key in ("data", "training")}
+        stated = {
+            key: value
+            for key, value in (self.facts or {}).items()
+            if key in ("data", "training")
+        }
         job = {**unmarked({**self._of_runs(), **stated}), "seed": self.seed}
         ours = {"software": SOFTWARE, "job": job, "bounds": self._schedule.bounds}
-        data = {site: wire.message({}, {**ours, **self._hosting[site]}, 0, rounds) for site in sites}
+        data = {
+            site: wire.message({}, {**ours, **self._hosting[site]}, 0, rounds)
+            for site in sites
+        }
         limit = max(self._controller_settings.task_timeout, CHECK_IN)
         goes_on = self.ask(wire.CHECK_TASK, data, limit, on_result, first=True)
-        absent = {site: self.site_errors.get(site, "no result in time") for site in sites if site not in hosted}
-        self._classes, others = compare_classes(classes, self._classes, is_start=not known)
+        absent = {
+            site: self.site_errors.get(site, "no result in time")
+            for site in sites
+            if site not in hosted
+        }
+        self._classes, others = compare_classes(
+            classes, self._classes, is_start=not known
+        )
         for site, reason in others.items():
             del hosted[site]
             absent[site] = reason
         for site, reason in absent.items():
             self.error(f"{site} is left out: {reason}")
         self.left_out |= absent
-        if goes_on:  # else FLARE has ended the job, and the record says what was known before
+        if (
+            goes_on
+        ):  # else FLARE has ended the job, and the record says what was known before
             self._attempt.note(absent)
         return [p for site in sites for p in hosted.get(site, [])]
 
-    def _hosted_by(self, result: FLModel, site: str, expected: Collection[str], most: int) -> list[Participant]:
+    def _hosted_by(
+        self, result: FLModel, site: str, expected: Collection[str], most: int
+    ) -> list[Participant]:
         return decode_check_in(result, site, expected, most, self._labels)
 
     def _of_runs(self) -> dict[str, Any]:
         """What the job runs. The sites must have the same; see `cfl_flare.flare.policy.SHARED`."""
-        settings = {key: getattr(self.aggregator, key) for key in ("method", "model", "private")}
+        settings = {
+            key: getattr(self.aggregator, key) for key in ("method", "model", "private")
+        }
         return {**settings, "run_name": self.persistor.run_name}
 
     def _finish(self) -> None:
@@ -362,7 +506,9 @@ class ClusteredController(PerSiteController):
         try:
             from cfl_flare.report.write import try_to_write
         except ImportError as error:
-            self.warning(f"no report: {error}; 'cfl-flare report' writes it from the results")
+            self.warning(
+                f"no report: {error}; 'cfl-flare report' writes it from the results"
+            )
             return
         if (why := try_to_write(folder)) is not None:
             self.warning(why)
@@ -382,10 +528,17 @@ def works_of_sites(server: Server, tasks: Mapping[str, Task]) -> dict[str, Work]
     kinds: dict[str, set[str]] = {}
     for name, task in tasks.items():
         site = server.participants[name].site
-        steps = [step for step, there in (("train", task.train), ("evaluate", task.evaluate)) if there]
+        steps = [
+            step
+            for step, there in (("train", task.train), ("evaluate", task.evaluate))
+            if there
+        ]
         counts[site] += 1
         kinds.setdefault(site, set()).update(steps, task.questions)
-    return {site: Work(" ".join(sorted(kinds[site])), count) for site, count in counts.items()}
+    return {
+        site: Work(" ".join(sorted(kinds[site])), count)
+        for site, count in counts.items()
+    }
 
 
 def natural(name: str) -> list[str | int]:

@@ -26,7 +26,11 @@ from cfl_flare.results.metrics import is_share
 ENCRYPTION = "nvflare.app_opt.he"
 EVERY, BOOTSTRAP = "*", "bootstrap"
 # The answers to observers that are metrics, and the histograms from which metrics follow.
-MEASURED, SCORES, MEMBERSHIP = frozenset({"metrics", "cross", BOOTSTRAP}), "scores", "membership"
+MEASURED, SCORES, MEMBERSHIP = (
+    frozenset({"metrics", "cross", BOOTSTRAP}),
+    "scores",
+    "membership",
+)
 # The array of methods that holds the metric of this name, for several models.
 LOSS = "loss"
 
@@ -34,13 +38,19 @@ LOSS = "loss"
 def check_filters(fl_ctx: FLContext) -> None:
     """Raises an EncryptionError if a filter on a site's results, the job's or the site's own, encrypts models."""
     of_job = getattr(fl_ctx.get_prop(FLContextKey.RUNNER), "task_result_filters", {})
-    check_readable(get_filters("task_result_filters", fl_ctx, of_job, wire.TRAIN_TASK, FilterKey.OUT))
+    check_readable(
+        get_filters(
+            "task_result_filters", fl_ctx, of_job, wire.TRAIN_TASK, FilterKey.OUT
+        )
+    )
 
 
 def check_readable(filters: Iterable[Filter]) -> None:
     """Raises an EncryptionError if one of these filters encrypts models."""
     encrypting = [
-        type(f).__name__ for f in filters if any(c.__module__.startswith(ENCRYPTION) for c in type(f).__mro__)
+        type(f).__name__
+        for f in filters
+        if any(c.__module__.startswith(ENCRYPTION) for c in type(f).__mro__)
     ]
     require(
         not encrypting,
@@ -72,23 +82,45 @@ class EgressFilter(Filter):
             this, at least one; averages weight the site by the rounded count.
     """
 
-    def __init__(self, withhold: list[str] | None = None, round_to: float | None = None, samples_step: int = 1):
+    def __init__(
+        self,
+        withhold: list[str] | None = None,
+        round_to: float | None = None,
+        samples_step: int = 1,
+    ):
         super().__init__()
-        self.withhold, self.round_to, self.samples_step = withhold, round_to, samples_step
-        odd = [name for name in withhold or () if name != EVERY and not is_metric_name(name)]
-        names = "accuracy, macro_f1, loss, what scripts call theirs, or '*'"
-        require(not odd, f"EgressFilter: withhold = {odd} should be names of metrics: {names}")
-        require(
-            round_to is None or 0 < round_to <= 1, f"EgressFilter: round_to = {round_to} should be in (0, 1] or None"
+        self.withhold, self.round_to, self.samples_step = (
+            withhold,
+            round_to,
+            samples_step,
         )
-        require(samples_step >= 1, f"EgressFilter: samples_step = {samples_step} should be a whole number >= 1")
+        odd = [
+            name
+            for name in withhold or ()
+            if name != EVERY and not is_metric_name(name)
+        ]
+        names = "accuracy, macro_f1, loss, what scripts call theirs, or '*'"
+        require(
+            not odd,
+            f"EgressFilter: withhold = {odd} should be names of metrics: {names}",
+        )
+        require(
+            round_to is None or 0 < round_to <= 1,
+            f"EgressFilter: round_to = {round_to} should be in (0, 1] or None",
+        )
+        require(
+            samples_step >= 1,
+            f"EgressFilter: samples_step = {samples_step} should be a whole number >= 1",
+        )
 
     @property
     def _withheld_answers(self) -> set[str]:
         """The observers whose answers are not sent at all."""
         if self.withhold or self.round_to is not None:
             return ANSWERING.keys() - MEASURED
-        return ANSWERING.keys() - MEASURED - {SCORES} if self.samples_step > 1 else set()
+        return (
+            ANSWERING.keys() - MEASURED - {SCORES} if self.samples_step > 1 else set()
+        )
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Changes a result of cfl_flare's executor or of a training script; anything else is returned unchanged."""
@@ -104,12 +136,22 @@ class EgressFilter(Filter):
             return shareable
         for participant in content.get("participants", []):
             participant["samples"] = self._coarse(participant["samples"])
-        for counts in content.get("splits", {}).values():  # of a study: how many samples it measures on
-            counts.update({split: self._coarse(count) if count else 0 for split, count in counts.items()})
+        for counts in content.get(
+            "splits", {}
+        ).values():  # of a study: how many samples it measures on
+            counts.update(
+                {
+                    split: self._coarse(count) if count else 0
+                    for split, count in counts.items()
+                }
+            )
         for result in content.get("results", {}).values():
             result["metrics"] = self._allowed(result["metrics"])
             if "cross" in result:
-                result["cross"] = {model: self._allowed(metrics) for model, metrics in result["cross"].items()}
+                result["cross"] = {
+                    model: self._allowed(metrics)
+                    for model, metrics in result["cross"].items()
+                }
             if "bootstrap" in result:
                 self._resample(result)
             if "samples" in result:
@@ -117,10 +159,14 @@ class EgressFilter(Filter):
             objects = result.get(MEMBERSHIP, {}).get("objects", False)
             for key in self._withheld_answers:
                 result.pop(key, None)
-            if objects and MEMBERSHIP not in result:  # the operator's bound holds, whatever the filter withholds
+            if (
+                objects and MEMBERSHIP not in result
+            ):  # the operator's bound holds, whatever the filter withholds
                 result[MEMBERSHIP] = {"models": {}, "objects": True}
         dxo.data = {
-            key: part for key, part in dxo.data.items() if key.rpartition("/#")[2] not in self._withheld_answers
+            key: part
+            for key, part in dxo.data.items()
+            if key.rpartition("/#")[2] not in self._withheld_answers
         }
         for key, model in dxo.data.items():
             self._coarsen(model)
@@ -133,7 +179,10 @@ class EgressFilter(Filter):
         if dxo.data_kind == DataKind.METRICS:
             dxo.data = self._allowed(dxo.data)
         if MetaKey.INITIAL_METRICS in dxo.meta:
-            dxo.set_meta_prop(MetaKey.INITIAL_METRICS, self._allowed(dxo.get_meta_prop(MetaKey.INITIAL_METRICS)))
+            dxo.set_meta_prop(
+                MetaKey.INITIAL_METRICS,
+                self._allowed(dxo.get_meta_prop(MetaKey.INITIAL_METRICS)),
+            )
         self._coarsen(dxo)
 
     def _allowed(self, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -141,11 +190,19 @@ class EgressFilter(Filter):
         if EVERY in (self.withhold or ()):
             return {}
         ends = tuple(f"_{name}" for name in self.withhold or ())
-        sent = {n: v for n, v in metrics.items() if not re.sub("[./-]", "_", f"_{n}").endswith(ends)}
+        sent = {
+            n: v
+            for n, v in metrics.items()
+            if not re.sub("[./-]", "_", f"_{n}").endswith(ends)
+        }
         if self.round_to is None:
             return sent
-        values = {n: v.item() if isinstance(v, np.generic) else v for n, v in sent.items()}
-        return {n: self._rounded(n, v) for n, v in values.items() if is_number(v)}  # what is no number has no multiple
+        values = {
+            n: v.item() if isinstance(v, np.generic) else v for n, v in sent.items()
+        }
+        return {
+            n: self._rounded(n, v) for n, v in values.items() if is_number(v)
+        }  # what is no number has no multiple
 
     def _arrays(self, arrays: dict[str, Any]) -> dict[str, Any]:
         """The arrays that a method asked for; losses of several models are treated as the metric."""
@@ -166,7 +223,11 @@ class EgressFilter(Filter):
         drawn = result.pop("bootstrap")
         if BOOTSTRAP in (self.withhold or ()) or self.round_to is not None:
             return
-        sent = {name: values for name, values in drawn["values"].items() if self._allowed({name: 0.0})}
+        sent = {
+            name: values
+            for name, values in drawn["values"].items()
+            if self._allowed({name: 0.0})
+        }
         if sent:
             result["bootstrap"] = {**drawn, "values": sent}
 

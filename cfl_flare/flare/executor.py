@@ -113,7 +113,13 @@ class ClusteredExecutor(Executor):
         self._labels: Mapping[str, str] = {}
         self._classes: tuple[str, ...] = ()
 
-    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+    def execute(
+        self,
+        task_name: str,
+        shareable: Shareable,
+        fl_ctx: FLContext,
+        abort_signal: Signal,
+    ) -> Shareable:
         """Carries out a task; a failure is logged here, and its code alone is reported to the server."""
         self._abort_signal = abort_signal
         try:
@@ -127,32 +133,53 @@ class ClusteredExecutor(Executor):
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
             code = self._report(failure_of(error))
-            log_failure(self, f"task {task_name!r}", code, traceback.format_exc(), fl_ctx)
+            log_failure(
+                self, f"task {task_name!r}", code, traceback.format_exc(), fl_ctx
+            )
             return wire.to_shareable({}, {"error": code})
 
     def _report(self, code: str) -> str:
         """What leaves in place of a failure's code; before the site looks at its data, the code itself."""
-        return self._books.report(code) if self._books is not None and self._hosts else code
+        return (
+            self._books.report(code)
+            if self._books is not None and self._hosts
+            else code
+        )
 
     def _check(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Checks that the server's job is this one, reads the data, builds the model, and says whom this site hosts."""
         content = wire.content_of(wire.from_shareable(shareable).meta)
         self._agree(content, fl_ctx)
         site = self._prepared(content, fl_ctx)
-        policy.check_attacks(site.runtime.settings, min(len(data.test) for data in site.hosted.values()), fl_ctx)
+        policy.check_attacks(
+            site.runtime.settings,
+            min(len(data.test) for data in site.hosted.values()),
+            fl_ctx,
+        )
         if not simulated(fl_ctx):
             check_split(self.run_name, content["memory_of"], site, fl_ctx)
-        kept_back = [name for name in site.hosted if site.score_shape is not None and not site.sends_counts(name)]
+        kept_back = [
+            name
+            for name in site.hosted
+            if site.score_shape is not None and not site.sends_counts(name)
+        ]
         if kept_back:
             least = f"fewer than {FEWEST_SCORED} test samples"
-            self.log_info(fl_ctx, f"{', '.join(kept_back)}: no histograms of scores are sent, of {least}")
-        if content["memory_of"] != self.run_name:  # memories of an earlier run of this name are not this one's
+            self.log_info(
+                fl_ctx,
+                f"{', '.join(kept_back)}: no histograms of scores are sent, of {least}",
+            )
+        if (
+            content["memory_of"] != self.run_name
+        ):  # memories of an earlier run of this name are not this one's
             for name in self._known:
                 policy.store_for(self.run_name, fl_ctx).part(name).keep_previous()
         for hosted in site.hosted.values() if len(site.hosted) == 1 else ():
             summary = DataSummary.of(hosted)
             for line in (summary.line, *clipped_line([hosted]), *summary.remarks):
-                self.log_info(fl_ctx, f"data: {line}")  # a job may stream what is above info
+                self.log_info(
+                    fl_ctx, f"data: {line}"
+                )  # a job may stream what is above info
         for remark in site.remarks:
             self.log_info(fl_ctx, f"model: {remark}")
         return wire.to_shareable({}, self._said(site))
@@ -163,7 +190,9 @@ class ClusteredExecutor(Executor):
         for data in site.hosted.values():
             counts = {"samples": site.samples(data.name), "tested": len(data.test) > 0}
             hosted.append({"name": data.name, "group": data.group, **counts})
-            if self.data.get("partition") is not None:  # real patients' numbers are counted in the site's own log
+            if (
+                self.data.get("partition") is not None
+            ):  # real patients' numbers are counted in the site's own log
                 hosted[-1][CLIPPED] = data.clipped
             if data.name in self._labels:
                 hosted[-1][LABEL] = self._labels[data.name]
@@ -177,10 +206,14 @@ class ClusteredExecutor(Executor):
         place = fl_ctx.get_identity_name()
         if (remark := policy.unused_copy(fl_ctx)) is not None:
             self.log_warning(fl_ctx, remark)
-        policy.check_software(unmarked(self.made_by or {}), "the job was made by", place)
+        policy.check_software(
+            unmarked(self.made_by or {}), "the job was made by", place
+        )
         policy.check_software(content["software"], "the server runs", place)
         policy.check_known(self._unknown, "executor", place)
-        policy.check_same_settings(content["job"], {key: getattr(self, key) for key in self.shared}, place)
+        policy.check_same_settings(
+            content["job"], {key: getattr(self, key) for key in self.shared}, place
+        )
         check_filters(fl_ctx)
         policy.check_floor(content.get("bounds"), fl_ctx)
 
@@ -190,29 +223,56 @@ class ClusteredExecutor(Executor):
         site = self._prepared(content, fl_ctx)
         self._record(content, shareable, fl_ctx)
         run, tag = self._run_of(content, site, fl_ctx)
-        tasks, models, content = wire.decode_task(shareable, run.site.runtime.division.public)
+        tasks, models, content = wire.decode_task(
+            shareable, run.site.runtime.division.public
+        )
         number = content["round"]
         last = number == shareable.get_header(AppConstants.NUM_ROUNDS)
-        results = self._results(run, RoundTask(number, tasks, models, content["memory_of"], last), tag, fl_ctx)
+        results = self._results(
+            run,
+            RoundTask(number, tasks, models, content["memory_of"], last),
+            tag,
+            fl_ctx,
+        )
         if self._settings.site_sums:
             results = added_up(results, models, run.site.method)
         reply = wire.encode_results(results, {"round": number, **tag})
         self._answered += any(result.update is not None for result in results)
-        if self._settings.memory_gc_rounds and (number + 1) % self._settings.memory_gc_rounds == 0:
+        if (
+            self._settings.memory_gc_rounds
+            and (number + 1) % self._settings.memory_gc_rounds == 0
+        ):
             cleanup_memory(self._settings.cuda_empty_cache)
         return reply
 
-    def _run_of(self, content: dict[str, Any], site: Site, fl_ctx: FLContext) -> tuple[SiteRun, dict[str, str]]:
+    def _run_of(
+        self, content: dict[str, Any], site: Site, fl_ctx: FLContext
+    ) -> tuple[SiteRun, dict[str, str]]:
         """The run that a task is of, and what the answer says of it; here it is the job's only one."""
         if not self._runs:
             self._runs[""] = self._site_run(site)
         return self._runs[""], {}
 
     def _site_run(self, site: Site, name: str = "") -> SiteRun:
-        made_with = {"source": self.source, "data": self.data, "training": self.training, "seed": self.seed}
-        return SiteRun(site, self.run_name, unmarked(self.model), self, name, self._at_site.keep_served, made_with)
+        made_with = {
+            "source": self.source,
+            "data": self.data,
+            "training": self.training,
+            "seed": self.seed,
+        }
+        return SiteRun(
+            site,
+            self.run_name,
+            unmarked(self.model),
+            self,
+            name,
+            self._at_site.keep_served,
+            made_with,
+        )
 
-    def _results(self, run: SiteRun, task: RoundTask, tag: dict[str, str], fl_ctx: FLContext) -> list[Result]:
+    def _results(
+        self, run: SiteRun, task: RoundTask, tag: dict[str, str], fl_ctx: FLContext
+    ) -> list[Result]:
         return run.carry_out(task, fl_ctx)
 
     @property
@@ -220,7 +280,9 @@ class ClusteredExecutor(Executor):
         """The method's name in the site's record of jobs."""
         return str(unmarked(self.method)["method"])
 
-    def _record(self, content: dict[str, Any], shareable: Shareable, fl_ctx: FLContext) -> None:
+    def _record(
+        self, content: dict[str, Any], shareable: Shareable, fl_ctx: FLContext
+    ) -> None:
         """Writes what this site is about to take part in; nothing in a simulation.
 
         Raises:
@@ -229,27 +291,48 @@ class ClusteredExecutor(Executor):
         """
         if simulated(fl_ctx):
             return
-        name, job, sites = fl_ctx.get_identity_name(), fl_ctx.get_job_id(), content["together"]
-        record, rounds = JobRecord(policy.state_root(fl_ctx), name), shareable.get_header(AppConstants.NUM_ROUNDS)
+        name, job, sites = (
+            fl_ctx.get_identity_name(),
+            fl_ctx.get_job_id(),
+            content["together"],
+        )
+        record, rounds = (
+            JobRecord(policy.state_root(fl_ctx), name),
+            shareable.get_header(AppConstants.NUM_ROUNDS),
+        )
         if content["averaged"] not in ([], self._averaged):
             record.note(MEAN, job, sites=content["averaged"], data=self._data)
             self._averaged = content["averaged"]
         if name in sites and (sites, content["sampled"]) != self._together:
             hosted = self._site.hosted if self._site is not None else {}
             facts = {
-                "name": plain((fl_ctx.get_prop(FLContextKey.JOB_META) or {}).get(JobMetaKey.JOB_NAME, "")),
+                "name": plain(
+                    (fl_ctx.get_prop(FLContextKey.JOB_META) or {}).get(
+                        JobMetaKey.JOB_NAME, ""
+                    )
+                ),
                 "data": self._data,
                 "run": self.run_name,
                 "method": self._recorded_as,
                 "model": unmarked(self.model)["class_path"],
                 "rounds": rounds,
                 "runs": self._runs_of_job,
-                "participants": {person: len(data.train) for person, data in hosted.items()},
+                "participants": {
+                    person: len(data.train) for person, data in hosted.items()
+                },
             }
-            floor = 1 if on_one_machine(fl_ctx) else Policy.of(fl_ctx).min_sites_per_cluster
+            floor = (
+                1 if on_one_machine(fl_ctx) else Policy.of(fl_ctx).min_sites_per_cluster
+            )
             record.join(job, sites, floor, content["sampled"], facts)
             self._together = (sites, content["sampled"])
-        record.note(ROUND, job, round=content["round"], answered=self._answered, **self._stage_of(content))
+        record.note(
+            ROUND,
+            job,
+            round=content["round"],
+            answered=self._answered,
+            **self._stage_of(content),
+        )
 
     @property
     def _runs_of_job(self) -> int | None:
@@ -267,27 +350,47 @@ class ClusteredExecutor(Executor):
             self._settings = from_attributes(ExecutorSettings, self, "run")
             torch.set_num_threads(at_site.torch_threads)
             authorize = component_policy(fl_ctx)
-            with policy.limited_paths(fl_ctx):  # a source may read a file that describes its columns
+            with policy.limited_paths(
+                fl_ctx
+            ):  # a source may read a file that describes its columns
                 source = build(self.source, DataSource, "data", authorize)  # type: ignore[type-abstract]
-            if isinstance(source, Table) and os.environ.get(COLUMNS) and not simulated(fl_ctx):
-                raise ColumnsError(f"data table: the columns are those of {COLUMNS} here; use the source site")
+            if (
+                isinstance(source, Table)
+                and os.environ.get(COLUMNS)
+                and not simulated(fl_ctx)
+            ):
+                raise ColumnsError(
+                    f"data table: the columns are those of {COLUMNS} here; use the source site"
+                )
             if isinstance(source, SiteData):
                 source = replace(source, study=policy.study_of(fl_ctx, source.study))
-                self._place = "" if source.path is not None else str(source.located()[0].resolve())[-LONGEST:]
+                self._place = (
+                    ""
+                    if source.path is not None
+                    else str(source.located()[0].resolve())[-LONGEST:]
+                )
                 self._data = Policy.of(fl_ctx).data_set_of(self._place)
             together = content["sites"] if simulated(fl_ctx) else None
             self._books = self._opened_books(source, content, fl_ctx)
-            self._device = Place.of(at_site.device, at_site.gpu_memory, content["index"], together)
-            site = self._empty_site(build_method(unmarked(self.method), authorize), self.private, fl_ctx)
+            self._device = Place.of(
+                at_site.device, at_site.gpu_memory, content["index"], together
+            )
+            site = self._empty_site(
+                build_method(unmarked(self.method), authorize), self.private, fl_ctx
+            )
             self._device.limit()
-            self.log_info(fl_ctx, f"{fl_ctx.get_identity_name()} computes on {self._device}")
+            self.log_info(
+                fl_ctx, f"{fl_ctx.get_identity_name()} computes on {self._device}"
+            )
             self._hosts = True
             with policy.limited_paths(fl_ctx):
                 self._host(site, source, content, fl_ctx)
             self._site = site
         return self._site
 
-    def _empty_site(self, method: Method, private: str | None, fl_ctx: FLContext) -> Site:
+    def _empty_site(
+        self, method: Method, private: str | None, fl_ctx: FLContext
+    ) -> Site:
         """A run's site that hosts nobody yet."""
         authorize, limits = component_policy(fl_ctx), Policy.of(fl_ctx)
         return Site(
@@ -306,7 +409,9 @@ class ClusteredExecutor(Executor):
             secret=not simulated(fl_ctx),
         )
 
-    def _opened_books(self, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> Books | None:
+    def _opened_books(
+        self, source: DataSource, content: dict[str, Any], fl_ctx: FLContext
+    ) -> Books | None:
         """The site's ledger of privacy, in which participants write what they spend; None for a simulation.
 
         Raises:
@@ -316,11 +421,19 @@ class ClusteredExecutor(Executor):
         privacy = from_dict(TrainSettings, unmarked(self.training), "training").privacy
         budget = None if simulated(fl_ctx) else Policy.of(fl_ctx).epsilon_budget
         limit = f"training: dp is not set, and {POLICY} of {fl_ctx.get_identity_name()} has epsilon_budget = {budget}"
-        require(privacy is not None or budget is None, f"{limit}; set dp='epsilon=1' in the job", BudgetError)
+        require(
+            privacy is not None or budget is None,
+            f"{limit}; set dp='epsilon=1' in the job",
+            BudgetError,
+        )
         if privacy is None or simulated(fl_ctx):
             return None
         unnamed = f"data: the job names it, and epsilon_budget = {budget} is for what the operator names by $CFL_DATA"
-        require(bool(self._place) or budget is None, f"{unnamed}; use the source site without a path", BudgetError)
+        require(
+            bool(self._place) or budget is None,
+            f"{unnamed}; use the source site without a path",
+            BudgetError,
+        )
         if budget is not None:
             self._check_questions(source)
         ledger = policy.ledger_for(self._place, fl_ctx)
@@ -346,41 +459,88 @@ class ClusteredExecutor(Executor):
         names_columns = isinstance(source, SiteData) and source.columns is not None
         reason = "data: the job's columns and their ranges ask for values, and this site has an epsilon_budget"
         way_out = f"let the operator set {COLUMNS} to the agreed file"
-        require(not names_columns or bool(os.environ.get(COLUMNS)), f"{reason}; {way_out}", BudgetError)
+        require(
+            not names_columns or bool(os.environ.get(COLUMNS)),
+            f"{reason}; {way_out}",
+            BudgetError,
+        )
 
     def _describe_division(self) -> str:
         """A digest of all that decides in which split a patient is."""
-        decides = [self.source, self.data, self.seed, self._place, newest_change(self._place)]
+        decides = [
+            self.source,
+            self.data,
+            self.seed,
+            self._place,
+            newest_change(self._place),
+        ]
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
-    def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
+    def _host(
+        self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext
+    ) -> None:
         """Reads the data, and gives each participant that this site hosts its own."""
         config = policy.data_config(self.data, fl_ctx, source)
-        counted_twice = config.repeated_patients == "allow" and source.patient is not None
+        counted_twice = (
+            config.repeated_patients == "allow" and source.patient is not None
+        )
         reason = "data: repeated_patients = 'allow' counts a patient more than once, and dp promises each one epsilon"
         is_private = self._books is not None
-        require(not (counted_twice and is_private), f"{reason}; set it to first or drop", BudgetError)
+        require(
+            not (counted_twice and is_private),
+            f"{reason}; set it to first or drop",
+            BudgetError,
+        )
         with site.preparing():
-            site.add(config.host(source, fl_ctx.get_identity_name(), content["index"], content["sites"]))
+            site.add(
+                config.host(
+                    source,
+                    fl_ctx.get_identity_name(),
+                    content["index"],
+                    content["sites"],
+                )
+            )
         for line in config.described(source) if config.partition is None else ():
             self.log_info(fl_ctx, f"data: {plain(line)}")
         self._labels = self._labels_of(site, source, config, fl_ctx)
         self._classes = self._names_to_state(site, source, fl_ctx)
 
-    def _names_to_state(self, site: Site, source: DataSource, fl_ctx: FLContext) -> tuple[str, ...]:
+    def _names_to_state(
+        self, site: Site, source: DataSource, fl_ctx: FLContext
+    ) -> tuple[str, ...]:
         """The names of this site's classes for its check-in."""
-        return names_to_state(site.hosted, source.agreed_classes, self._books is not None, simulated(fl_ctx))
+        return names_to_state(
+            site.hosted,
+            source.agreed_classes,
+            self._books is not None,
+            simulated(fl_ctx),
+        )
 
     def _named_groups(self, site: Site) -> Collection[str]:
         return site.method.traits.named_groups
 
-    def _labels_of(self, site: Site, source: DataSource, config: DataConfig, fl_ctx: FLContext) -> Mapping[str, str]:
+    def _labels_of(
+        self, site: Site, source: DataSource, config: DataConfig, fl_ctx: FLContext
+    ) -> Mapping[str, str]:
         """The groups that participants name, of those that the job lists: no other text leaves."""
         groups = self._named_groups(site)
         of_rows = self._books is not None and not isinstance(source, SiteData)
         reason = "data: with dp, a group that rows name would not be protected"
-        require(not (groups and of_rows), f"{reason}; use the source site, and set {GROUP}")
-        labels = {data.name: config.label_of(source, data) for data in site.hosted.values()} if groups else {}
+        require(
+            not (groups and of_rows), f"{reason}; use the source site, and set {GROUP}"
+        )
+        labels = (
+            {data.name: config.label_of(source, data) for data in site.hosted.values()}
+            if groups
+            else {}
+        )
         for name in (name for name, label in labels.items() if label not in groups):
-            self.log_info(fl_ctx, f"data: {name} names none of the job's groups; it is served the common model")
-        return {name: label for name, label in labels.items() if label is not None and label in groups}
+            self.log_info(
+                fl_ctx,
+                f"data: {name} names none of the job's groups; it is served the common model",
+            )
+        return {
+            name: label
+            for name, label in labels.items()
+            if label is not None and label in groups
+        }

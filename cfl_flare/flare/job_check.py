@@ -32,9 +32,17 @@ logger = logging.getLogger(__name__)
 CLIENT, SERVER = "config_fed_client", "config_fed_server"
 ANALYTICS = "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"
 # FLARE's own variables, such as the kit's folder, which no item of a job replaces.
-VARIABLES = {name for key, name in vars(SystemVarName).items() if not key.startswith("_")}
+VARIABLES = {
+    name for key, name in vars(SystemVarName).items() if not key.startswith("_")
+}
 NAMES_A_CLASS = ("path", "class_path", "name")
-SECTIONS = ("components", "workflows", "executors", "task_data_filters", "task_result_filters")
+SECTIONS = (
+    "components",
+    "workflows",
+    "executors",
+    "task_data_filters",
+    "task_result_filters",
+)
 # A key that makes an item look like a component's place to FLARE, which joins keys to "components.#1".
 PLACE = re.compile(r"#\d")
 
@@ -60,7 +68,9 @@ class JobCheck(AppValidator):
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         """Why the job is refused, for its author, or an empty text; and what the operator's check says of it."""
         folder = Path(app_folder)
-        refusal = _unwritten(folder) or ("" if (folder / "custom").exists() else next(_refusals(folder), ""))
+        refusal = _unwritten(folder) or (
+            "" if (folder / "custom").exists() else next(_refusals(folder), "")
+        )
         if refusal:
             logger.warning("%s: job refused: %s", folder, refusal)
             return refusal, {}
@@ -69,7 +79,14 @@ class JobCheck(AppValidator):
 
 def _unwritten(folder: Path) -> str:
     """Why nothing may run at a site with a budget of privacy: results could leave that are not in its ledger."""
-    kit = next((place for place in folder.resolve().parents if (place / "startup" / "fed_client.json").is_file()), None)
+    kit = next(
+        (
+            place
+            for place in folder.resolve().parents
+            if (place / "startup" / "fed_client.json").is_file()
+        ),
+        None,
+    )
     if kit is None or Policy.read(kit / "local" / POLICY).epsilon_budget is None:
         return ""
     try:
@@ -89,10 +106,16 @@ def _refusals(folder: Path) -> Iterator[str]:
         if side not in (CLIENT, SERVER) or form is None:
             continue
         try:
-            config = ConfigFactory.get_config_loader(form).load_config(str(file)).to_dict()
-            refusals = [*_replaced(config, "", config)] or [*_misplaced(config, side == CLIENT)]
+            config = (
+                ConfigFactory.get_config_loader(form).load_config(str(file)).to_dict()
+            )
+            refusals = [*_replaced(config, "", config)] or [
+                *_misplaced(config, side == CLIENT)
+            ]
         except Exception as error:  # whatever the parsers raise
-            refusals = [f"cannot be read ({plain(str(error), 150)}); export the job again"]
+            refusals = [
+                f"cannot be read ({plain(str(error), 150)}); export the job again"
+            ]
         yield from (plain(f"{file.name}: {refusal}", 300) for refusal in refusals)
 
 
@@ -120,7 +143,11 @@ def _refers(text: str, job: Mapping[str, Any]) -> bool:
     parts = re.split("[{}]", text)
     if text.startswith("{@") or (len(parts) == 3 and not parts[0] and not parts[2]):
         name = parts[1]
-        single = name in job and not isinstance(job[name], (Mapping, list)) and "{" not in str(job[name])
+        single = (
+            name in job
+            and not isinstance(job[name], (Mapping, list))
+            and "{" not in str(job[name])
+        )
         return text != f"{{{name}}}" or name in VARIABLES or not single
     try:
         fields = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
@@ -129,23 +156,36 @@ def _refers(text: str, job: Mapping[str, Any]) -> bool:
     roots = [re.split(r"[.\[]", name)[0] for name in fields]
     if any(re.fullmatch("[0-9]*", root) for root in roots):
         return False  # by place: FLARE has no such values, and leaves the text as it is
-    known = all(root.startswith("$") or root in job or root in VARIABLES for root in roots)
+    known = all(
+        root.startswith("$") or root in job or root in VARIABLES for root in roots
+    )
     return known and (bool(roots) or "{{" in text or "}}" in text)
 
 
 def _misplaced(config: dict[str, Any], at_site: bool) -> Iterator[str]:
     """Data and models in a component's place, and at a site components that are neither executors nor filters."""
-    resolve_var_refs(JsonScanner(config), deepcopy(config))  # of the job's own items, as FLARE does
-    components, workflows, executors, *chains = (config.get(key) or () for key in SECTIONS)
+    resolve_var_refs(
+        JsonScanner(config), deepcopy(config)
+    )  # of the job's own items, as FLARE does
+    components, workflows, executors, *chains = (
+        config.get(key) or () for key in SECTIONS
+    )
     filters = [part for chain in chains for entry in chain for part in entry["filters"]]
-    for part in [*components, *workflows, *filters, *(entry["executor"] for entry in executors)]:
+    for part in [
+        *components,
+        *workflows,
+        *filters,
+        *(entry["executor"] for entry in executors),
+    ]:
         path, *inside = _built(part)
         for inner in inside if at_site else ():
             yield f"{shown(inner)} in the arguments of {shown(path)}: sites take no component there"
         for name in (path, *inside):
             if str(name).startswith(("cfl_flare.data.", "cfl_flare.models.")):
                 yield f"{shown(name)} is no component; name it where a job has its data or its model"
-        tracked = path == ANALYTICS and part["args"].get("events_to_convert") == [ANALYTIC_EVENT_TYPE]
+        tracked = path == ANALYTICS and part["args"].get("events_to_convert") == [
+            ANALYTIC_EVENT_TYPE
+        ]
         if at_site and part in components and not tracked:
             yield f"{shown(path)}: from a job without code, sites take executors and filters alone; leave it out"
 
@@ -154,6 +194,9 @@ def _built(part: Mapping[str, Any]) -> Iterator[Any]:
     """The classes that FLARE's builder makes of a component: its own, and those in its arguments."""
     yield next((part[key] for key in NAMES_A_CLASS if key in part), None)
     for value in (part.get("args") or {}).values():
-        component = isinstance(value, Mapping) and value.get("config_type", "component") == "component"
+        component = (
+            isinstance(value, Mapping)
+            and value.get("config_type", "component") == "component"
+        )
         if component and not value.keys().isdisjoint(NAMES_A_CLASS):
             yield from _built(value)

@@ -22,11 +22,27 @@ from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIS
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError, FileError
-from cfl_flare.core.files import atomic_write, make_folder, parse_json, read_json, read_text, writing
+from cfl_flare.core.files import (
+    atomic_write,
+    make_folder,
+    parse_json,
+    read_json,
+    read_text,
+    writing,
+)
 from cfl_flare.core.settings import changed
 from cfl_flare.data.files import expanded
 from cfl_flare.flare import allowed
-from cfl_flare.flare.allowed import AUTHORIZATION, OF_FLARE, POLICY, PREFIX, PRIVACY, VALIDATOR, Policy, written
+from cfl_flare.flare.allowed import (
+    AUTHORIZATION,
+    OF_FLARE,
+    POLICY,
+    PREFIX,
+    PRIVACY,
+    VALIDATOR,
+    Policy,
+    written,
+)
 from cfl_flare.flare.policy import STATE_ROOT
 
 RESOURCES = "resources.json"
@@ -76,7 +92,9 @@ class Change:
     def _back_up(self, text: str) -> Path:
         """Keeps the file itself, with its owner and its permissions, under the first free name."""
         for number in count(1):
-            backup = self.file.with_name(BACKUP if number == 1 else f"{BACKUP}-{number}")
+            backup = self.file.with_name(
+                BACKUP if number == 1 else f"{BACKUP}-{number}"
+            )
             try:
                 os.link(self.file, backup)
             except FileExistsError:
@@ -106,7 +124,9 @@ class Preparation(Change):
     others: list[str]
 
 
-def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> Preparation:
+def preparation(
+    kit: Path, classes: Sequence[str], keep_logs: bool = False
+) -> Preparation:
     """The change that lets a server's or a site's kit, or a simulator's workspace, allow classes.
 
     Args:
@@ -126,16 +146,33 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
         raise ConfigError(f"site: {error}, or restore the kit's own") from error
     listed = content.get(CLASS_ALLOW_LIST, []) if isinstance(content, dict) else None
     if not isinstance(listed, list):
-        raise ConfigError(f"site: {source}: {CLASS_ALLOW_LIST} should be a list of class paths")
-    started = [name for name in ("fed_server.json", "fed_client.json") if (kit / "startup" / name).is_file()]
-    prepared = allowed.with_job_check(content, classes) if started else allowed.with_allowed(content, classes)
+        raise ConfigError(
+            f"site: {source}: {CLASS_ALLOW_LIST} should be a list of class paths"
+        )
+    started = [
+        name
+        for name in ("fed_server.json", "fed_client.json")
+        if (kit / "startup" / name).is_file()
+    ]
+    prepared = (
+        allowed.with_job_check(content, classes)
+        if started
+        else allowed.with_allowed(content, classes)
+    )
     if "fed_server.json" in started:
         prepared = allowed.with_rejoin(prepared)
     if keep_logs:
         prepared[STREAMS_LOGS] = False
-    diff = _diff(written(content), written(prepared), source.name if source else "nothing", RESOURCES)
+    diff = _diff(
+        written(content),
+        written(prepared),
+        source.name if source else "nothing",
+        RESOURCES,
+    )
     exists = source == local / RESOURCES
-    ours = any(str(entry).startswith(PREFIX) for entry in listed) and text == written(content)
+    ours = any(str(entry).startswith(PREFIX) for entry in listed) and text == written(
+        content
+    )
     return Preparation(
         file=local / RESOURCES,
         after=written(prepared) if diff else None,
@@ -144,12 +181,19 @@ def preparation(kit: Path, classes: Sequence[str], keep_logs: bool = False) -> P
         exists=exists,
         streams_logs=bool(prepared.get(STREAMS_LOGS, True)),
         checks_jobs=allowed.checks_jobs(content),
-        others=[entry for entry in listed if not str(entry).startswith(PREFIX) and entry not in OF_FLARE],
+        others=[
+            entry
+            for entry in listed
+            if not str(entry).startswith(PREFIX) and entry not in OF_FLARE
+        ],
     )
 
 
 def policy_change(
-    local: Path, data_roots: Sequence[str] = (), data_sets: Sequence[str] = (), **limits: float | None
+    local: Path,
+    data_roots: Sequence[str] = (),
+    data_sets: Sequence[str] = (),
+    **limits: float | None,
 ) -> Change:
     """The change of a kit's policy that an operator asks for: what to add to its lists, and limits that are not None.
 
@@ -159,12 +203,22 @@ def policy_change(
     old = Policy.read(local / POLICY)
     roots = [str(expanded(root).resolve()) for root in data_roots]
     for root in roots:
-        require(Path(root).is_dir(), f"site: --data-root {root!r} is not a folder; make it first")
-    values: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+        require(
+            Path(root).is_dir(),
+            f"site: --data-root {root!r} is not a folder; make it first",
+        )
+    values: dict[str, Any] = {
+        name: value for name, value in limits.items() if value is not None
+    }
     values["data_roots"] = tuple(dict.fromkeys((*old.data_roots, *roots)))
-    values["data_sets"] = tuple(dict.fromkeys((*old.data_sets, *map(_resolve_data_set, data_sets))))
+    values["data_sets"] = tuple(
+        dict.fromkeys((*old.data_sets, *map(_resolve_data_set, data_sets)))
+    )
     new = replace(old, **values)
-    texts = (written({name: getattr(policy, name) for name in changed(policy)}) for policy in (old, new))
+    texts = (
+        written({name: getattr(policy, name) for name in changed(policy)})
+        for policy in (old, new)
+    )
     return Change.of(local / POLICY, *texts)
 
 
@@ -182,7 +236,9 @@ def console_change(local: Path) -> Change:
     file, after = local / AUTHORIZATION, allowed.closed(local)
     if after is None or file.exists():
         return Change(file, None, [])
-    return Change(file, after, [f"+ {allowed.READS}: none for each role, in {AUTHORIZATION}"])
+    return Change(
+        file, after, [f"+ {allowed.READS}: none for each role, in {AUTHORIZATION}"]
+    )
 
 
 def privacy_change(local: Path) -> Change:
@@ -192,12 +248,18 @@ def privacy_change(local: Path) -> Change:
         before = read_json(file) if file.exists() else None
         after = allowed.with_ledger(before)
     except (FileError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"site: {file} is no privacy policy ({error}); correct it, or remove it") from error
+        raise ConfigError(
+            f"site: {file} is no privacy policy ({error}); correct it, or remove it"
+        ) from error
     return Change.of(file, written(before) if before else "", written(after))
 
 
 def _diff(before: str, after: str, old: str, new: str) -> list[str]:
-    return list(difflib.unified_diff(before.splitlines(), after.splitlines(), old, new, lineterm="", n=2))
+    return list(
+        difflib.unified_diff(
+            before.splitlines(), after.splitlines(), old, new, lineterm="", n=2
+        )
+    )
 
 
 def undone(kit: Path, dry_run: bool = False) -> str:
@@ -219,33 +281,54 @@ def undone(kit: Path, dry_run: bool = False) -> str:
     listed = content.get(CLASS_ALLOW_LIST, []) if isinstance(content, dict) else []
     if not any(str(entry).startswith(PREFIX) for entry in listed):
         return f"{kit}: it is not prepared; nothing to change"
-    backups = sorted(resources.parent.glob(f"{BACKUP}*"), key=lambda path: (len(path.name), path.name))
+    backups = sorted(
+        resources.parent.glob(f"{BACKUP}*"),
+        key=lambda path: (len(path.name), path.name),
+    )
     if read_text(resources) != written(content):
         content = _without_ours(content, resources)
-        action: Callable[[], object] = partial(atomic_write, resources, written(content), durable=True)
+        action: Callable[[], object] = partial(
+            atomic_write, resources, written(content), durable=True
+        )
         line = "cfl_flare's classes are taken out"
     elif backups:
-        action, line = partial(os.replace, backups[-1], resources), f"{backups[-1].name} is put back"
+        action, line = (
+            partial(os.replace, backups[-1], resources),
+            f"{backups[-1].name} is put back",
+        )
     else:
         action, line = resources.unlink, f"removed; FLARE reads {RESOURCES}.default"
     console = resources.with_name(AUTHORIZATION)
     if not dry_run:
         with writing(resources):
             action()
-            if console.is_file() and read_text(console) == allowed.closed(console.parent):
+            if console.is_file() and read_text(console) == allowed.closed(
+                console.parent
+            ):
                 console.unlink()
     return f"{resources}: {line}" + (" (--dry-run: not done)" if dry_run else "")
 
 
 def _without_ours(content: dict[str, Any], resources: Path) -> dict[str, Any]:
     """Resources without cfl_flare's classes and components, and with FLARE's classes that preparing took away."""
-    classes = [entry for entry in content[CLASS_ALLOW_LIST] if not str(entry).startswith(PREFIX)]
+    classes = [
+        entry
+        for entry in content[CLASS_ALLOW_LIST]
+        if not str(entry).startswith(PREFIX)
+    ]
     restored: dict[str, Any] = {**content, CLASS_ALLOW_LIST: classes}
     if "components" in content:
-        restored["components"] = [part for part in content["components"] if part.get("path") != allowed.REJOIN]
+        restored["components"] = [
+            part for part in content["components"] if part.get("path") != allowed.REJOIN
+        ]
     if allowed.checks_jobs(content):
-        operators, default = restored.pop(VALIDATOR)["args"].get("then"), resources.with_name(f"{RESOURCES}.default")
-        before = (read_json(default) if default.is_file() else {}).get(CLASS_ALLOW_LIST, DEFAULT_CLASS_ALLOW_LIST)
+        operators, default = (
+            restored.pop(VALIDATOR)["args"].get("then"),
+            resources.with_name(f"{RESOURCES}.default"),
+        )
+        before = (read_json(default) if default.is_file() else {}).get(
+            CLASS_ALLOW_LIST, DEFAULT_CLASS_ALLOW_LIST
+        )
         of_flare = [entry for entry in before if entry in DEFAULT_CLASS_ALLOW_LIST]
         others = [entry for entry in classes if entry not in OF_FLARE]
         restored[CLASS_ALLOW_LIST] = [*dict.fromkeys((*of_flare, *others))]
@@ -265,11 +348,18 @@ class OldJob:
 def old_jobs(kit: Path, days: float) -> list[OldJob]:
     """The jobs that ended at a kit more than ``days`` days ago, the oldest first; none that still runs."""
     _local(kit)
-    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    commands = [
+        " ".join(process.info["cmdline"] or ())
+        for process in psutil.process_iter(["cmdline"])
+    ]
     jobs = []
     for meta in kit.glob("*/meta.json"):
         folder = meta.parent
-        if folder.is_symlink() or not JOB_ID.fullmatch(folder.name) or any(folder.name in line for line in commands):
+        if (
+            folder.is_symlink()
+            or not JOB_ID.fullmatch(folder.name)
+            or any(folder.name in line for line in commands)
+        ):
             continue
         files = [path.lstat() for path in (folder, *folder.rglob("*"))]
         age = (time.time() - max(status.st_mtime for status in files)) / 86400
@@ -286,7 +376,9 @@ def job_store(kit: Path) -> Path | None:
 
 def loses_state(kit: Path) -> bool:
     """Whether jobs run in containers that keep nothing but the job's own folder, without a state root of the site's."""
-    launchers = [args for name in CONTAINERS if (args := _component_args(kit, name)) is not None]
+    launchers = [
+        args for name in CONTAINERS if (args := _component_args(kit, name)) is not None
+    ]
     studies = _local(kit) / "study_runtime.yaml"
     named = json.dumps(launchers) + (read_text(studies) if studies.is_file() else "")
     return bool(launchers) and STATE_ROOT not in named
@@ -313,12 +405,23 @@ def allow(resources: Path, classes: list[str]) -> None:
 
 def _local(kit: Path) -> Path:
     """The kit's folder of files that the operator may change."""
-    require(kit.is_dir(), f"site: {str(kit)!r} is not a folder; name the startup kit of a site or of the server")
+    require(
+        kit.is_dir(),
+        f"site: {str(kit)!r} is not a folder; name the startup kit of a site or of the server",
+    )
     local, startup = kit / "local", kit / "startup"
     simulated = (local / RESOURCES).is_file() or not any(kit.iterdir())
     if not simulated and not (local.is_dir() and startup.is_dir()):
-        inside = sorted(p.parent.name for p in kit.glob("*/startup") if (p.parent / "local").is_dir())
-        hint = f"name one of the kits in it: {', '.join(inside)}" if inside else "name the folder that has both"
+        inside = sorted(
+            p.parent.name
+            for p in kit.glob("*/startup")
+            if (p.parent / "local").is_dir()
+        )
+        hint = (
+            f"name one of the kits in it: {', '.join(inside)}"
+            if inside
+            else "name the folder that has both"
+        )
         raise ConfigError(
             f"site: {str(kit)!r} is not a startup kit: it lacks the folders 'startup' and 'local'; {hint}"
         )

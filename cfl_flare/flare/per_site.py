@@ -32,7 +32,9 @@ from cfl_flare.flare.attendance import LONGEST_STEP, Attendance, Pace, Patience,
 from cfl_flare.results.job_record import ENDED, PREPARE, Attempt
 
 RESULTS = "cfl"
-RETURN_CODES = frozenset(code for name, code in vars(ReturnCode).items() if name.isupper())
+RETURN_CODES = frozenset(
+    code for name, code in vars(ReturnCode).items() if name.isupper()
+)
 LOST = "lost: it gives no sign of life"
 DEAF = (
     "it gives signs of life and fetches no task, so another process has its identity (FLARE's preflight-check of a "
@@ -70,7 +72,9 @@ class PerSiteController(ModelController):
         self._listened = 0.0
         self._hung: set[str] = set()
         self._given_up: set[str] = set()
-        self._attempt = Attempt()  # in its record FLARE keeps what was known if it ends the job from outside
+        self._attempt = (
+            Attempt()
+        )  # in its record FLARE keeps what was known if it ends the job from outside
         self._attendance = Attendance(math.inf, math.inf)
         self._tasks: dict[str, Task] = {}
         self._processing = 0
@@ -127,14 +131,20 @@ class PerSiteController(ModelController):
         assert data is not None
         if self.plain:
             return super()._build_shareable(data)
-        shareable = DXO(DataKind.COLLECTION, data=data.params, meta=data.meta).to_shareable()
+        shareable = DXO(
+            DataKind.COLLECTION, data=data.params, meta=data.meta
+        ).to_shareable()
         shareable.set_header(AppConstants.CURRENT_ROUND, data.current_round)
         shareable.set_header(AppConstants.NUM_ROUNDS, data.total_rounds)
         shareable.add_cookie(AppConstants.CONTRIBUTION_ROUND, data.current_round)
         return shareable
 
     def _accept_train_result(
-        self, client_name: str, result: Shareable, fl_ctx: FLContext, is_unknown_task: bool = False
+        self,
+        client_name: str,
+        result: Shareable,
+        fl_ctx: FLContext,
+        is_unknown_task: bool = False,
     ) -> bool:
         self._answered(client_name)
         try:
@@ -143,14 +153,26 @@ class PerSiteController(ModelController):
                 raise ValueError(f"return code {shown(code)}")
             if code == ReturnCode.OK:
                 FLModelUtils.from_shareable(result)
-        except Exception as error:  # what a site sends can break FLARE's own code as well
-            self._refuse(client_name, f"malformed: FLARE cannot read it ({one_line(error)})")
+        except (
+            Exception
+        ) as error:  # what a site sends can break FLARE's own code as well
+            self._refuse(
+                client_name, f"malformed: FLARE cannot read it ({one_line(error)})"
+            )
             return False
         if code != ReturnCode.OK:
             self.site_errors[client_name] = code
-        return bool(super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task))
+        return bool(
+            super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task)
+        )
 
-    def _prepare_task(self, data: FLModel, task_name: str, timeout: int, callback: Callable[[FLModel], bool]) -> Task:
+    def _prepare_task(
+        self,
+        data: FLModel,
+        task_name: str,
+        timeout: int,
+        callback: Callable[[FLModel], bool],
+    ) -> Task:
         """A task whose results are refused, with the reason, where the callback raises an error."""
 
         def checked(result: FLModel) -> bool:
@@ -158,21 +180,35 @@ class PerSiteController(ModelController):
             try:
                 return callback(result)
             except PayloadError as error:
-                self._refuse(site, str(error) if error.code == "site_failed" else f"{error.code}: {error}")
+                self._refuse(
+                    site,
+                    str(error)
+                    if error.code == "site_failed"
+                    else f"{error.code}: {error}",
+                )
             except Exception as error:
                 self._refuse(site, f"malformed: it cannot be used ({one_line(error)})")
             return False
 
-        return super()._prepare_task(data=data, task_name=task_name, timeout=timeout, callback=checked)
+        return super()._prepare_task(
+            data=data, task_name=task_name, timeout=timeout, callback=checked
+        )
 
     def _refuse(self, site: str, reason: str) -> None:
         self.site_errors[site] = plain(reason)
         self.warning(f"{site}: result refused: {self.site_errors[site]}")
 
     def process_result_of_unknown_task(
-        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+        self,
+        client: Client,
+        task_name: str,
+        client_task_id: str,
+        result: Shareable,
+        fl_ctx: FLContext,
     ) -> None:
-        self.warning(f"{client.name}: late result of task {task_name!r} dropped; raise task_timeout if this goes on")
+        self.warning(
+            f"{client.name}: late result of task {task_name!r} dropped; raise task_timeout if this goes on"
+        )
         self._answered(client.name, late=True)
 
     def _answered(self, site: str, late: bool = False) -> None:
@@ -221,7 +257,9 @@ class PerSiteController(ModelController):
                 continue
             self.set_fl_context(model)
             self._tasks[site] = self._prepare_task(model, task_name, timeout, on_result)
-            self._pace.begin(site, (works or {}).get(site, Work(task_name)), self._listened)
+            self._pace.begin(
+                site, (works or {}).get(site, Work(task_name)), self._listened
+            )
             self.send(self._tasks[site], fl_ctx=self.fl_ctx, targets=[site])
         if self._requests is not None:
             self._requests.release()
@@ -241,7 +279,9 @@ class PerSiteController(ModelController):
                 self._go_on_without_deaf()
             self._look_for_sites()
             before = now
-            if all(self._tasks[site].completion_status is not None for site in waited_for):
+            if all(
+                self._tasks[site].completion_status is not None for site in waited_for
+            ):
                 for site in self._tasks:
                     self._give_up(site, UNWAITED)
         self._count_misses()
@@ -249,7 +289,10 @@ class PerSiteController(ModelController):
 
     def _count_misses(self) -> None:
         for site, task in self._tasks.items():
-            missed = task.completion_status == TaskCompletionStatus.TIMEOUT or site in self._given_up
+            missed = (
+                task.completion_status == TaskCompletionStatus.TIMEOUT
+                or site in self._given_up
+            )
             if missed:
                 self._hung.add(site)
             if missed and self.patience.miss(site):
@@ -259,7 +302,9 @@ class PerSiteController(ModelController):
 
     def _go_on_without_lost(self, seconds: float) -> None:
         for site in self._attendance.listen(seconds, self._tasks):
-            self.error(f"{site} is lost: it has given no sign of life for too long; rounds go on without it")
+            self.error(
+                f"{site} is lost: it has given no sign of life for too long; rounds go on without it"
+            )
             self._give_up(site, LOST)
 
     def _go_on_without_hung(self) -> None:
@@ -269,13 +314,19 @@ class PerSiteController(ModelController):
                 continue
             reason = self._pace.find_delay(site, self._listened)
             if reason is not None:
-                self.error(f"{site}: {reason}: the round goes on without it; it may hang, or its process is gone")
+                self.error(
+                    f"{site}: {reason}: the round goes on without it; it may hang, or its process is gone"
+                )
                 self._given_up.add(site)
                 self._give_up(site, reason)
 
     def _go_on_without_deaf(self) -> None:
         for site, task in self._tasks.items():
-            if task.completion_status is None and not task.client_tasks and self._attendance.deaf(site):
+            if (
+                task.completion_status is None
+                and not task.client_tasks
+                and self._attendance.deaf(site)
+            ):
                 self._deaf.add(site)
                 self._give_up(site, DEAF)
 
@@ -293,7 +344,9 @@ class PerSiteController(ModelController):
             self._pace.forget(site)
             self._deaf.discard(site)
             self.patience.answer(site)
-            self.info(f"{site} has {'come back' if site in known else 'connected'}; the job is started there")
+            self.info(
+                f"{site} has {'come back' if site in known else 'connected'}; the job is started there"
+            )
             self.late.append(site)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
@@ -313,19 +366,37 @@ class PerSiteController(ModelController):
         request[rejoin.ENDS] = ends
         with self.engine.new_context() as fl_ctx:
             target = [str(SiteType.SERVER_PARENT)]
-            replies = self.engine.send_aux_request(target, rejoin.TOPIC, request, 5.0, fl_ctx, optional=True)
+            replies = self.engine.send_aux_request(
+                target, rejoin.TOPIC, request, 5.0, fl_ctx, optional=True
+            )
         for reply in () if ends else (replies or {}).values():
             for site in {*reply.get(rejoin.ENDED, [])} - {*self.late} - self._ended:
                 self._ended.add(site)
-                self.error(f"{site}: its job process has ended; FLARE ends the job for it. {PREPARE}")
+                self.error(
+                    f"{site}: its job process has ended; FLARE ends the job for it. {PREPARE}"
+                )
                 self._attempt.note({site: ENDED})
-        if any(reply.get_return_code() == ReturnCode.TOPIC_UNKNOWN for reply in (replies or {}).values()):
+        if any(
+            reply.get_return_code() == ReturnCode.TOPIC_UNKNOWN
+            for reply in (replies or {}).values()
+        ):
             self._asks = False
-            self.warning("the server's kit has no cfl_flare component, so a site that is restarted misses this job")
+            self.warning(
+                "the server's kit has no cfl_flare component, so a site that is restarted misses this job"
+            )
 
     def sites_that_never_came(self) -> list[str]:
         """The sites that the job names and that were not connected when it started."""
-        deployed = (self.fl_ctx.get_prop(FLContextKey.JOB_META) or {}).get("deploy_map", {})
-        named = {name for participants in deployed.values() for name in extract_participants(participants)}
-        known = {client.name for client in self.engine.get_clients()} | {str(SiteType.SERVER), ALL_SITES}
+        deployed = (self.fl_ctx.get_prop(FLContextKey.JOB_META) or {}).get(
+            "deploy_map", {}
+        )
+        named = {
+            name
+            for participants in deployed.values()
+            for name in extract_participants(participants)
+        }
+        known = {client.name for client in self.engine.get_clients()} | {
+            str(SiteType.SERVER),
+            ALL_SITES,
+        }
         return sorted(named - known)

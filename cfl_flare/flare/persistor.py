@@ -49,7 +49,9 @@ class ClusterModelPersistor(LearnablePersistor):
         self._checkpoints: JobCheckpoints | None = None
         self._best: Path | None = None
 
-    def open(self, layout: Layout, results: Path, fl_ctx: FLContext) -> Checkpoint | None:
+    def open(
+        self, layout: Layout, results: Path, fl_ctx: FLContext
+    ) -> Checkpoint | None:
         """Locks the run's folder for this job, and reads the checkpoint to resume from; None for a new run.
 
         Raises:
@@ -59,18 +61,29 @@ class ClusterModelPersistor(LearnablePersistor):
             check_run_name(name)
         store = store_for(self.run_name, fl_ctx)
         store.lock()
-        self._checkpoints = JobCheckpoints(store, results=results, fire=lambda event: self.fire_event(event, fl_ctx))
+        self._checkpoints = JobCheckpoints(
+            store, results=results, fire=lambda event: self.fire_event(event, fl_ctx)
+        )
         if self.resume_from is None:
             store.keep_previous()
             return None
-        source = store if self.resume_from == self.run_name else store_for(self.resume_from, fl_ctx)
+        source = (
+            store
+            if self.resume_from == self.run_name
+            else store_for(self.resume_from, fl_ctx)
+        )
         checkpoint, run = Checkpoint.read(source, layout)
         self.earlier = Ancestry.of(run.get(ANCESTRY), f"{source.folder}: {ANCESTRY}")
-        self.log_info(fl_ctx, f"resuming run {self.resume_from!r} after {checkpoint.state.round} rounds")
+        self.log_info(
+            fl_ctx,
+            f"resuming run {self.resume_from!r} after {checkpoint.state.round} rounds",
+        )
         if source is not store:
             store.keep_previous()
             store.archive.adopt(source.archive)
-        self._best = source.folder / BEST if checkpoint.progress.best is not None else None
+        self._best = (
+            source.folder / BEST if checkpoint.progress.best is not None else None
+        )
         return checkpoint
 
     def restore_best(self) -> None:
@@ -104,7 +117,9 @@ class JobCheckpoints(Checkpoints):
 
     def save(self, server: Server, due: bool = False) -> None:
         self.fire(AppEventType.BEFORE_LEARNABLE_PERSIST)
-        ancestry = Ancestry.of(self.run.get(ANCESTRY)).with_participants(server.participants)  # some joined late
+        ancestry = Ancestry.of(self.run.get(ANCESTRY)).with_participants(
+            server.participants
+        )  # some joined late
         self.run = {**self.run, ANCESTRY: ancestry.to_list()}
         super().save(server, due)
         if self.store is not None and server.progress.best != self._best:
@@ -121,4 +136,6 @@ def link_folder(source: Path, target: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
         copy_folder(source, target, as_links=True)
     except OSError as error:  # the run has its last models all the same
-        logger.error("the models of the best round are not kept in %s: %s", target, error)
+        logger.error(
+            "the models of the best round are not kept in %s: %s", target, error
+        )

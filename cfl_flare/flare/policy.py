@@ -24,7 +24,13 @@ from nvflare.app_common.utils.file_utils import resolve_path_under_root
 
 from cfl_flare.core import PACKAGE, __version__
 from cfl_flare.core.config import check_run_name, from_dict, require, unmarked
-from cfl_flare.core.errors import BudgetError, ConfigError, FloorError, SettingsError, SoftwareError
+from cfl_flare.core.errors import (
+    BudgetError,
+    ConfigError,
+    FloorError,
+    SettingsError,
+    SoftwareError,
+)
 from cfl_flare.core.files import keep_private
 from cfl_flare.data import DataConfig, DataSource
 from cfl_flare.data.files import reading_within
@@ -41,7 +47,9 @@ SHARE = "max_weight_share"
 STATE_ROOT = "CFL_STATE_ROOT"
 
 
-def data_config(data: Mapping[str, Any], fl_ctx: FLContext, source: DataSource | None = None) -> DataConfig:
+def data_config(
+    data: Mapping[str, Any], fl_ctx: FLContext, source: DataSource | None = None
+) -> DataConfig:
     """How a job deals data out. At real sites its owners have no names: they would be compared with the sites' own.
 
     Raises:
@@ -50,7 +58,12 @@ def data_config(data: Mapping[str, Any], fl_ctx: FLContext, source: DataSource |
     config = from_dict(DataConfig, unmarked(data), "data")
     if simulated(fl_ctx):
         return config
-    if not (config.partition is None or source is None or source.public or on_one_machine(fl_ctx)):
+    if not (
+        config.partition is None
+        or source is None
+        or source.public
+        or on_one_machine(fl_ctx)
+    ):
         config.check_public(source)
     return replace(config, owners=())
 
@@ -84,7 +97,9 @@ def check_floor(bounds: Any, fl_ctx: FLContext) -> None:
     stated = bounds if isinstance(bounds, dict) else {}
     for name in BOUNDS if policy.min_sites_per_cluster > 1 else ():
         value, limit = stated.get(name), getattr(policy, name, True)
-        met = isinstance(value, (int, float)) and (0 < value <= limit if name == SHARE else value >= limit)
+        met = isinstance(value, (int, float)) and (
+            0 < value <= limit if name == SHARE else value >= limit
+        )
         if not met and not on_one_machine(fl_ctx):
             raise FloorError(
                 f"job: {name} = {value}, as the server states it, is weaker than the {limit} that {POLICY} of "
@@ -93,7 +108,9 @@ def check_floor(bounds: Any, fl_ctx: FLContext) -> None:
             )
 
 
-def check_attacks(training: TrainSettings, fewest_tests: int, fl_ctx: FLContext) -> None:
+def check_attacks(
+    training: TrainSettings, fewest_tests: int, fl_ctx: FLContext
+) -> None:
     """Raises a FloorError if this site's bound on membership attacks could not be checked in the job, or is too low.
 
     ``fewest_tests`` is the number of test samples of the participant that has fewest.
@@ -103,7 +120,9 @@ def check_attacks(training: TrainSettings, fewest_tests: int, fl_ctx: FLContext)
     if bound is None:
         return
     fewest = policy.min_membership
-    who = f"{POLICY} of {fl_ctx.get_identity_name()} has max_tpr_at_1pct_fpr = {bound:g}"
+    who = (
+        f"{POLICY} of {fl_ctx.get_identity_name()} has max_tpr_at_1pct_fpr = {bound:g}"
+    )
     if private is not None:
         limit = tpr_bound(private.epsilon, private.delta)
         met = limit <= bound
@@ -112,7 +131,10 @@ def check_attacks(training: TrainSettings, fewest_tests: int, fl_ctx: FLContext)
         met = False
         reason = f"{fewest_tests} test samples do not tell; have {FEWEST_SCORED}, or set accept_unmeasured"
     elif not training.membership:
-        met, reason = False, f"the job measures no attack; set membership = {fewest} there"
+        met, reason = (
+            False,
+            f"the job measures no attack; set membership = {fewest} there",
+        )
     else:
         met = training.membership >= fewest
         reason = f"min_membership = {fewest}, and the job has membership = {training.membership}; raise it there"
@@ -147,7 +169,9 @@ def store_for(run_name: str, fl_ctx: FLContext) -> Store:
     check_run_name(run_name, "run_name")
     root = state_root(fl_ctx)
     try:
-        folder = resolve_path_under_root(str(root), os.path.join(run_name, fl_ctx.get_identity_name()), "run_name")
+        folder = resolve_path_under_root(
+            str(root), os.path.join(run_name, fl_ctx.get_identity_name()), "run_name"
+        )
     except ValueError as error:
         raise ConfigError(f"run: run_name = {run_name!r}: {error}") from error
     return Store(Path(folder), durable=not simulated(fl_ctx))
@@ -164,14 +188,27 @@ def ledger_for(place: str, fl_ctx: FLContext) -> Ledger:
     name = policy.data_set_of(place)
     named = bool(name) or not policy.data_sets or policy.epsilon_budget is None
     reason = f"data: {place!r} is in none of the operator's data_sets, so that no budget is known for it"
-    require(named, f"{reason}; run 'cfl-flare site prepare KIT --data-set NAME=PATH'", BudgetError)
+    require(
+        named,
+        f"{reason}; run 'cfl-flare site prepare KIT --data-set NAME=PATH'",
+        BudgetError,
+    )
     rules = rules_of(policy, os.environ.get(PATIENT, ""))
-    return Ledger(state_root(fl_ctx), kit / COUNTERS, fl_ctx.get_identity_name(), rules, name, place)
+    return Ledger(
+        state_root(fl_ctx),
+        kit / COUNTERS,
+        fl_ctx.get_identity_name(),
+        rules,
+        name,
+        place,
+    )
 
 
 def rules_of(policy: Policy, patients: str = "") -> Rules:
     """What an operator's policy says about the ledger."""
-    return Rules(policy.epsilon_budget, policy.delta_budget, patients, policy.max_refusals)
+    return Rules(
+        policy.epsilon_budget, policy.delta_budget, patients, policy.max_refusals
+    )
 
 
 def series(version: str) -> str:
@@ -208,10 +245,15 @@ def check_software(versions: Mapping[str, str], who: str, place: str) -> None:
 
 def check_known(unknown: Sequence[str], component: str, place: str) -> None:
     """Raises a ConfigError if a component was given settings that it does not have."""
-    require(not unknown, f"job: {place} does not know the {component}'s settings {unknown}; leave them out")
+    require(
+        not unknown,
+        f"job: {place} does not know the {component}'s settings {unknown}; leave them out",
+    )
 
 
-def check_same_settings(servers: Mapping[str, Any], sites: Mapping[str, Any], place: str) -> None:
+def check_same_settings(
+    servers: Mapping[str, Any], sites: Mapping[str, Any], place: str
+) -> None:
     """Raises a SettingsError for the first of the ``sites``' settings that differs in the two config files of a job."""
     for name in (key for key in sites if key in servers):
         _check_equal(name, unmarked(servers[name]), unmarked(sites[name]), place)
@@ -233,7 +275,12 @@ def _check_equal(where: str, servers: Any, sites: Any, place: str) -> None:
 
 def unused_copy(fl_ctx: FLContext) -> str | None:
     """A warning if the job carries a copy of cfl_flare that is not used because another is installed."""
-    carried = Path(fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id())) / "cfl_flare"
+    carried = (
+        Path(
+            fl_ctx.get_engine().get_workspace().get_app_custom_dir(fl_ctx.get_job_id())
+        )
+        / "cfl_flare"
+    )
     if not carried.is_dir() or carried.resolve() == PACKAGE:
         return None
     return f"the job carries cfl_flare, but the copy that is installed here runs: {__version__} in {PACKAGE}"

@@ -34,12 +34,20 @@ CLIPPED = "clipped"  # of a simulation's participants alone
 LABEL = "label"  # of participants that name one of the job's groups
 OF_RESULT = frozenset({"error", "samples", "cluster", "carrier", *ANSWERING})
 # Those of a participant; all but the samples may be None.
-WHOLE_NUMBERS = {"samples": (1, MAX_SAMPLES), "group": (0, MAX_GROUPS), CLIPPED: (0, 10**12)}
+WHOLE_NUMBERS = {
+    "samples": (1, MAX_SAMPLES),
+    "group": (0, MAX_GROUPS),
+    CLIPPED: (0, 10**12),
+}
 NUMBERS = (np.ndarray, np.generic, int, float)
 
 
 def decode_check_in(
-    message: FLModel, site: str, expected: Collection[str], most: int, labels: Mapping[str, str]
+    message: FLModel,
+    site: str,
+    expected: Collection[str],
+    most: int,
+    labels: Mapping[str, str],
 ) -> list[Participant]:
     """Whom a site hosts.
 
@@ -53,26 +61,43 @@ def decode_check_in(
     """
     said = _content(message).get("participants")
     if not isinstance(said, list) or len(said) > most:
-        count = f"{len(said)} participants, of which the server takes {most}" if isinstance(said, list) else shown(said)
+        count = (
+            f"{len(said)} participants, of which the server takes {most}"
+            if isinstance(said, list)
+            else shown(said)
+        )
         raise malformed(f"{site} should list its participants, not {count}")
     hosted: dict[str, Participant] = {}
     for entry in said:
-        complete = isinstance(entry, dict) and entry.keys() - {CLIPPED, LABEL} == OF_PARTICIPANT
+        complete = (
+            isinstance(entry, dict)
+            and entry.keys() - {CLIPPED, LABEL} == OF_PARTICIPANT
+        )
         fields = f"{', '.join(sorted(OF_PARTICIPANT))}, not {shown(entry)}"
         require(complete, f"{site}: a participant should have {fields}", malformed)
         name, tested = entry["name"], entry["tested"]
         new = isinstance(name, str) and name in expected and name not in hosted
-        require(new, f"{site} hosts no participant {shown(name)}, or names it twice", malformed)
+        require(
+            new,
+            f"{site} hosts no participant {shown(name)}, or names it twice",
+            malformed,
+        )
         for key, (low, high) in WHOLE_NUMBERS.items():
             value, optional = entry.get(key), key != "samples"
             limits = f"should be {'None or ' * optional}a whole number in {low}..{high}"
             valid = is_count(value, low, high) or (optional and value is None)
             require(valid, f"{name}: {key} = {shown(value)} {limits}", malformed)
-        require(isinstance(tested, bool), f"{name}: tested = {shown(tested)} should be true or false", malformed)
+        require(
+            isinstance(tested, bool),
+            f"{name}: tested = {shown(tested)} should be true or false",
+            malformed,
+        )
         label, clipped = _label(name, entry.get(LABEL), labels), entry.get(CLIPPED)
         of_data = entry["samples"], entry["group"], tested
         hosted[name] = Participant(name, site, *of_data, clipped=clipped, label=label)
-    missing = f"{site} names {len(hosted)} of the {len(expected)} participants that it hosts"
+    missing = (
+        f"{site} names {len(hosted)} of the {len(expected)} participants that it hosts"
+    )
     require(len(hosted) >= len(expected), missing, malformed)
     return list(hosted.values())
 
@@ -94,11 +119,19 @@ def check_class_names(names: Any, site: str) -> tuple[str, ...]:
     """The names of classes that a site or its script states; a PayloadError if they are no names."""
     if not isinstance(names, list) or len(names) > MOST_NAMES:
         many = f"{len(names):,} names" if isinstance(names, list) else shown(names)
-        raise malformed(f"{site}: classes should be a list of at most {MOST_NAMES} names, not {many}")
+        raise malformed(
+            f"{site}: classes should be a list of at most {MOST_NAMES} names, not {many}"
+        )
     for name in names:
         wanted = f"1 to {LONGEST_NAME} printable characters"
-        require(is_class_name(name), f"{site}: the class {shown(name)} should have a name of {wanted}", malformed)
-    require(len({*names}) == len(names), f"{site}: two classes have one name", malformed)
+        require(
+            is_class_name(name),
+            f"{site}: the class {shown(name)} should have a name of {wanted}",
+            malformed,
+        )
+    require(
+        len({*names}) == len(names), f"{site}: two classes have one name", malformed
+    )
     return tuple(names)
 
 
@@ -117,23 +150,36 @@ def decode_results(
     content = _content(message)
     said = content.get("round")
     if not is_count(said, 0, number) or said != number:
-        raise PayloadError("round", f"the results are of round {shown(said)}, the current one is {number}")
+        raise PayloadError(
+            "round",
+            f"the results are of round {shown(said)}, the current one is {number}",
+        )
     described = content.get("results")
     collection = message.params if message.params is not None else {}
     if not isinstance(described, dict) or not isinstance(collection, dict):
-        raise malformed("the message has no results by participant, or no collection of models")
+        raise malformed(
+            "the message has no results by participant, or no collection of models"
+        )
     if len(described) > len(hosted):
-        raise malformed(f"results of {len(described)} participants, but the site hosts {len(hosted)}")
+        raise malformed(
+            f"results of {len(described)} participants, but the site hosts {len(hosted)}"
+        )
     models: dict[str, dict[str, Any]] = {name: {} for name in described}
     for key, dxo in collection.items():
         name, _, slot = key.rpartition("/") if isinstance(key, str) else (None, "", "")
         if name not in models:
-            raise PayloadError("unknown_participant", f"model {shown(key)} is of no participant with a result")
+            raise PayloadError(
+                "unknown_participant",
+                f"model {shown(key)} is of no participant with a result",
+            )
         models[name][slot] = dxo
     for name, said in described.items():
         try:
             if name not in hosted:
-                raise PayloadError("unknown_participant", f"the site hosts no participant {shown(name)}")
+                raise PayloadError(
+                    "unknown_participant",
+                    f"the site hosts no participant {shown(name)}",
+                )
             yield _result(name, said, models[name], bank)
         except PayloadError as error:
             yield name, error
@@ -141,7 +187,9 @@ def decode_results(
 
 def _label(name: str, label: Any, earlier: Mapping[str, str]) -> str | None:
     """The group that a participant names, which is the one that it named before."""
-    short = label is None or (isinstance(label, str) and 0 < len(label) <= LONGEST and label.isprintable())
+    short = label is None or (
+        isinstance(label, str) and 0 < len(label) <= LONGEST and label.isprintable()
+    )
     limits = f"should be None or 1 to {LONGEST} printable characters"
     require(short, f"{name}: label = {shown(label)} {limits}", malformed)
     if earlier.get(name, label) != label:
@@ -166,38 +214,73 @@ def _content(message: FLModel) -> dict[str, Any]:
     return content
 
 
-def _result(name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Params]) -> Result:
+def _result(
+    name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Params]
+) -> Result:
     if not isinstance(said, dict) or not said.keys() <= OF_RESULT:
-        raise malformed(f"{name}: its result should have {', '.join(sorted(OF_RESULT))} alone, not {shown(said)}")
+        raise malformed(
+            f"{name}: its result should have {', '.join(sorted(OF_RESULT))} alone, not {shown(said)}"
+        )
     answers = {key: said[key] for key in ANSWERING if key in said}
     if said.get("error") is not None:
         failure_text(said["error"])
         return Result(name, None, answers, said["error"])
-    answers |= {key: _array(name, key, models.pop(f"#{key}")) for key in ANSWERING if f"#{key}" in models}
+    answers |= {
+        key: _array(name, key, models.pop(f"#{key}"))
+        for key in ANSWERING
+        if f"#{key}" in models
+    }
     if "samples" not in said:
         if models:
             raise malformed(f"{name}: it sends models, but no number of samples")
         return Result(name, None, answers)
-    samples, cluster, carrier = said["samples"], said.get("cluster"), said.get("carrier")
+    samples, cluster, carrier = (
+        said["samples"],
+        said.get("cluster"),
+        said.get("carrier"),
+    )
     if not is_count(samples, 1, MAX_SAMPLES):
         wanted = f"should be a whole number in 1..{MAX_SAMPLES}"
         raise PayloadError("samples", f"{name}: samples = {shown(samples)} {wanted}")
     if not isinstance(carrier, (str, type(None))):
-        raise malformed(f"{name}: carrier = {shown(carrier)} should be a participant's name")
+        raise malformed(
+            f"{name}: carrier = {shown(carrier)} should be a participant's name"
+        )
     arrays = models.pop(ARRAYS, None)
-    others = {} if arrays is None else {key: np.asarray(a) for key, a in _named(name, ARRAYS, arrays).items()}
+    others = (
+        {}
+        if arrays is None
+        else {key: np.asarray(a) for key, a in _named(name, ARRAYS, arrays).items()}
+    )
     strange = [slot for slot in models if slot not in bank]
     if strange:
-        raise PayloadError("slots", f"{name}: there is no model {shown(strange[0])}; there are {', '.join(bank)}")
-    diffs = {slot: _diff(name, slot, dxo, bank[slot].layout) for slot, dxo in models.items()}
-    return Result(name, Update(name, samples, diffs, cluster, others, carrier=carrier), answers)
+        raise PayloadError(
+            "slots",
+            f"{name}: there is no model {shown(strange[0])}; there are {', '.join(bank)}",
+        )
+    diffs = {
+        slot: _diff(name, slot, dxo, bank[slot].layout) for slot, dxo in models.items()
+    }
+    return Result(
+        name, Update(name, samples, diffs, cluster, others, carrier=carrier), answers
+    )
 
 
 def _array(name: str, key: str, dxo: Any) -> np.ndarray:
     """An observer's array, which itself says what that must hold."""
-    counted = isinstance(dxo, DXO) and dxo.data_kind == DataKind.STATISTICS and isinstance(dxo.data, dict)
-    if not counted or dxo.data.keys() != {COUNTS} or not isinstance(dxo.data[COUNTS], np.ndarray):
-        raise PayloadError(key, f"{name}: its histograms of {key} should be one array of counts")
+    counted = (
+        isinstance(dxo, DXO)
+        and dxo.data_kind == DataKind.STATISTICS
+        and isinstance(dxo.data, dict)
+    )
+    if (
+        not counted
+        or dxo.data.keys() != {COUNTS}
+        or not isinstance(dxo.data[COUNTS], np.ndarray)
+    ):
+        raise PayloadError(
+            key, f"{name}: its histograms of {key} should be one array of counts"
+        )
     array: np.ndarray = dxo.data[COUNTS]
     return array
 
@@ -205,12 +288,20 @@ def _array(name: str, key: str, dxo: Any) -> np.ndarray:
 def _named(name: str, slot: str, dxo: Any) -> dict[str, Any]:
     """The named arrays of a DXO; `cfl_flare.core.params` and `cfl_flare.engine.task` say what they must hold."""
     if not isinstance(dxo, DXO) or not isinstance(dxo.data, dict):
-        raise PayloadError("kind", f"{name}/{slot}: not a DXO of named arrays but {type(dxo).__name__}")
+        raise PayloadError(
+            "kind", f"{name}/{slot}: not a DXO of named arrays but {type(dxo).__name__}"
+        )
     if dxo.data_kind != DataKind.WEIGHT_DIFF:
-        raise PayloadError("kind", f"{name}/{slot}: kind {shown(dxo.data_kind)}, expected {DataKind.WEIGHT_DIFF}")
+        raise PayloadError(
+            "kind",
+            f"{name}/{slot}: kind {shown(dxo.data_kind)}, expected {DataKind.WEIGHT_DIFF}",
+        )
     for key, array in dxo.data.items():
         if not isinstance(key, str) or not isinstance(array, NUMBERS):
-            raise PayloadError("kind", f"{name}/{slot}: {shown(key)} is no named array but {type(array).__name__}")
+            raise PayloadError(
+                "kind",
+                f"{name}/{slot}: {shown(key)} is no named array but {type(array).__name__}",
+            )
     return dxo.data
 
 
@@ -219,6 +310,8 @@ def _diff(name: str, slot: str, dxo: Any, layout: Layout) -> Params:
     arrays = _named(name, slot, dxo)
     history = dxo.get_filter_history()
     try:
-        return layout.pack(arrays, allow_missing=isinstance(history, list) and bool(history))
+        return layout.pack(
+            arrays, allow_missing=isinstance(history, list) and bool(history)
+        )
     except PayloadError as error:
         raise PayloadError(error.code, f"{name}/{slot}: {error}") from error

@@ -40,14 +40,21 @@ SPLITS = (VALIDATION, TEST)
 COUNTS = "splits"
 
 
-def candidates_of(runs: Sequence[Mapping[str, Any]], policy: Any) -> dict[str, Candidate]:
+def candidates_of(
+    runs: Sequence[Mapping[str, Any]], policy: Any
+) -> dict[str, Candidate]:
     """A job's runs, by name, of classes that the component ``policy`` allows; a ConfigError for a wrong one."""
     candidates: dict[str, Candidate] = {}
     for run in runs:
         name = run["name"]
         check_run_name(name, "the name of a run")
-        require(name not in candidates, f"job: two runs are called {name!r}; rename one of them")
-        candidates[name] = Candidate(name, build_method(run["method"], policy), run.get("private"))
+        require(
+            name not in candidates,
+            f"job: two runs are called {name!r}; rename one of them",
+        )
+        candidates[name] = Candidate(
+            name, build_method(run["method"], policy), run.get("private")
+        )
     return candidates
 
 
@@ -73,7 +80,12 @@ class SeveralController(ClusteredController):
         **arguments: Any,
     ):
         super().__init__(aggregator_id="", persistor_id="", **arguments)
-        self.model, self.run_name, self.runs, self.initial_ckpt = model, run_name, runs, initial_ckpt
+        self.model, self.run_name, self.runs, self.initial_ckpt = (
+            model,
+            run_name,
+            runs,
+            initial_ckpt,
+        )
         self.everyone: list[Participant] = []
 
     def _prepare(self) -> None:
@@ -85,11 +97,15 @@ class SeveralController(ClusteredController):
         self._schedule = self._scheduled()
 
     def _run_all(self) -> None:
-        candidates = candidates_of(unmarked(self.runs or []), component_policy(self.fl_ctx))
+        candidates = candidates_of(
+            unmarked(self.runs or []), component_policy(self.fl_ctx)
+        )
         self._settle_classes(None)
         self.everyone = self._gathered()
         for candidate in candidates.values():
-            start = Start(self.everyone, Checkpoints(), folder=self.results / candidate.name)
+            start = Start(
+                self.everyone, Checkpoints(), folder=self.results / candidate.name
+            )
             server = self._open(candidate, {CANDIDATE: candidate.name}, start)
             if not drive(server, self, start.checkpoints):
                 raise AbortedError("the job was aborted")
@@ -104,10 +120,18 @@ class SeveralController(ClusteredController):
     def _accept(self, answer: FLModel) -> bool:
         """Takes the run's name out of a site's answer; a PayloadError if it answers another task."""
         content = wire.content_of(answer.meta)
-        answered = self._tag if "error" in content else {key: content.pop(key, None) for key in self._tag}
+        answered = (
+            self._tag
+            if "error" in content
+            else {key: content.pop(key, None) for key in self._tag}
+        )
         if answered != self._tag:
-            given, wanted = (" on ".join(map(shown, tag.values())) for tag in (answered, self._tag))
-            raise PayloadError("candidate", f"the answer is of {given}, the task was {wanted}")
+            given, wanted = (
+                " on ".join(map(shown, tag.values())) for tag in (answered, self._tag)
+            )
+            raise PayloadError(
+                "candidate", f"the answer is of {given}, the task was {wanted}"
+            )
         return super()._accept(answer)
 
     def _schedule_of(self, candidate: Candidate) -> ServerSettings:
@@ -115,9 +139,13 @@ class SeveralController(ClusteredController):
 
     def _aggregator(self, candidate: Candidate) -> ClusteringAggregator:
         facts, method = self.facts or {}, describe_method(candidate.method)
-        dealt_out: dict[str, Any] = {key: facts[key] for key in ("source", "data") if key in facts}
+        dealt_out: dict[str, Any] = {
+            key: facts[key] for key in ("source", "data") if key in facts
+        }
         held = None if candidate.method.traits.indicator is None else dealt_out
-        aggregator = ClusteringAggregator(method, self.model, held, self.initial_ckpt, candidate.private)
+        aggregator = ClusteringAggregator(
+            method, self.model, held, self.initial_ckpt, candidate.private
+        )
         aggregator.fl_ctx = self.fl_ctx  # as FLARE does for a component of the job's
         return aggregator
 
@@ -138,7 +166,14 @@ class SeveralExecutor(ClusteredExecutor):
     Its arguments are those of `ClusteredExecutor`, with the controller's ``runs`` in place of the method.
     """
 
-    shared: ClassVar[tuple[str, ...]] = ("runs", "model", "data", "training", "seed", "run_name")
+    shared: ClassVar[tuple[str, ...]] = (
+        "runs",
+        "model",
+        "data",
+        "training",
+        "seed",
+        "run_name",
+    )
     _recorded_as = "several"
 
     @extends(ClusteredExecutor.__init__, "method", "private")
@@ -153,23 +188,39 @@ class SeveralExecutor(ClusteredExecutor):
     def _stage_of(self, content: Mapping[str, Any]) -> dict[str, str]:
         return {"run": plain(str(content.get(CANDIDATE, "")))}
 
-    def _opened_books(self, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> Books | None:
+    def _opened_books(
+        self, source: DataSource, content: dict[str, Any], fl_ctx: FLContext
+    ) -> Books | None:
         single = simulated(fl_ctx) or self.training.get("dp") is None
-        require(single, "training: dp pays for one run a job at real sites, and this has several; make a job of each")
+        require(
+            single,
+            "training: dp pays for one run a job at real sites, and this has several; make a job of each",
+        )
         return super()._opened_books(source, content, fl_ctx)
 
-    def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
+    def _host(
+        self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext
+    ) -> None:
         self._known = candidates_of(unmarked(self.runs or []), component_policy(fl_ctx))
         super()._host(site, source, content, fl_ctx)
 
     def _named_groups(self, site: Site) -> list[str]:
-        return [label for run in self._known.values() for label in run.method.traits.named_groups]
+        return [
+            label
+            for run in self._known.values()
+            for label in run.method.traits.named_groups
+        ]
 
-    def _run_of(self, content: dict[str, Any], site: Site, fl_ctx: FLContext) -> tuple[SiteRun, dict[str, str]]:
+    def _run_of(
+        self, content: dict[str, Any], site: Site, fl_ctx: FLContext
+    ) -> tuple[SiteRun, dict[str, str]]:
         """The run that a task names, with the data of this job's ``site``; a PayloadError if there is no such run."""
         name = content.get(CANDIDATE)
         if not isinstance(name, str) or name not in self._known:
-            raise PayloadError("candidate", f"this job has no candidate {shown(name)}; it has {', '.join(self._known)}")
+            raise PayloadError(
+                "candidate",
+                f"this job has no candidate {shown(name)}; it has {', '.join(self._known)}",
+            )
         if name not in self._runs:
             run: Candidate = self._known[name]
             empty = self._empty_site(run.method, run.private, fl_ctx)

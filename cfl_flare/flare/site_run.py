@@ -81,30 +81,53 @@ class SiteRun:
         """One round for all participants that were given a task."""
         begins, number = self._store is None, task.number
         did = f"round {number}: {'measured the final models of' if task.last else 'worked for'}"
-        results = self._results(None, task, task.last, f"{self.part}: {did}" if self.part else did, fl_ctx)
+        results = self._results(
+            None, task, task.last, f"{self.part}: {did}" if self.part else did, fl_ctx
+        )
         self.note(task, results, begins, fl_ctx)
         why = self.remember(number + 1)
         if why is not None:
-            log_failure(self.log, f"round {number}: writing what participants remember", "disk", why, fl_ctx)
+            log_failure(
+                self.log,
+                f"round {number}: writing what participants remember",
+                "disk",
+                why,
+                fl_ctx,
+            )
         return results
 
-    def measure(self, data: Site, task: RoundTask, keeps: bool, fl_ctx: FLContext) -> list[Result]:
+    def measure(
+        self, data: Site, task: RoundTask, keeps: bool, fl_ctx: FLContext
+    ) -> list[Result]:
         """Measures models on the samples of ``data``, and remembers nothing; ``keeps`` what participants are served."""
         did = f"{self.part or self.name} after {task.number} rounds: measured"
         return self._results(data, task, keeps, did, fl_ctx)
 
-    def _results(self, data: Site | None, task: RoundTask, keeps: bool, did: str, fl_ctx: FLContext) -> list[Result]:
+    def _results(
+        self,
+        data: Site | None,
+        task: RoundTask,
+        keeps: bool,
+        did: str,
+        fl_ctx: FLContext,
+    ) -> list[Result]:
         number, started = task.number, time.monotonic()
         self.recall(number, task.memory_of or self.name, fl_ctx)
         site = self.site if data is None else self.site.with_data_of(data)
         keep = partial(self._keep, number, fl_ctx) if keeps and self.keeps else None
-        results = [site.carry_out(name, order, task.models, number, keep) for name, order in task.tasks.items()]
+        results = [
+            site.carry_out(name, order, task.models, number, keep)
+            for name, order in task.tasks.items()
+        ]
         site.runtime.forget()
         for result in results:
             if result.error:
                 what = f"round {number}: {result.participant}"
                 log_failure(self.log, what, result.error, result.traceback, fl_ctx)
-        self.log.log_info(fl_ctx, f"{did} {len(results)} participants in {time.monotonic() - started:.2f} s")
+        self.log.log_info(
+            fl_ctx,
+            f"{did} {len(results)} participants in {time.monotonic() - started:.2f} s",
+        )
         return results
 
     def recall(self, number: int, run_name: str, fl_ctx: FLContext) -> None:
@@ -117,8 +140,16 @@ class SiteRun:
             return
         site, self._store = self.site, self.store(self.name, fl_ctx)
         site.memory = {name: {} for name in site.hosted}
-        stores = (self._store, self.store(run_name, fl_ctx))  # a process that is started again goes on from its own
-        known = [(store, v) for store in stores for v in reversed(store.versions()) if v <= number]
+        stores = (
+            self._store,
+            self.store(run_name, fl_ctx),
+        )  # a process that is started again goes on from its own
+        known = [
+            (store, v)
+            for store in stores
+            for v in reversed(store.versions())
+            if v <= number
+        ]
         if not known:
             return  # the method remembers nothing, or this site is new
         source, version = known[0]
@@ -126,7 +157,10 @@ class SiteRun:
             models, facts = source.load(version, site.runtime.resident.layout)
             check_memory_of(run_name, facts, site)
         except (PayloadError, ConfigError) as error:
-            self.log.log_warning(fl_ctx, f"no memory of round {number}; participants start from their centre")
+            self.log.log_warning(
+                fl_ctx,
+                f"no memory of round {number}; participants start from their centre",
+            )
             self.log.log_info(fl_ctx, f"no memory of round {number}: {error}")
             return
         for key, params in models.items():
@@ -134,47 +168,90 @@ class SiteRun:
             if name in site.memory:
                 site.memory[name][what] = params
 
-    def _keep(self, number: int, fl_ctx: FLContext, participant: str, served: Served) -> None:
+    def _keep(
+        self, number: int, fl_ctx: FLContext, participant: str, served: Served
+    ) -> None:
         """Saves a participant's served model for the site's operator."""
         folder, site = self.store(self.name, fl_ctx).folder / SERVED, self.site
         try:
-            task, preparation = site.runtime.settings.task, site.hosted[participant].preparation
-            save_served(folder, participant, served, self.model, number, task, preparation, made_with=self.made_with)
+            task, preparation = (
+                site.runtime.settings.task,
+                site.hosted[participant].preparation,
+            )
+            save_served(
+                folder,
+                participant,
+                served,
+                self.model,
+                number,
+                task,
+                preparation,
+                made_with=self.made_with,
+            )
         except OSError as error:  # the run has its results all the same
             what = f"keeping {participant}'s model"
-            log_failure(self.log, what, failure_of(error), traceback.format_exc(), fl_ctx)
+            log_failure(
+                self.log, what, failure_of(error), traceback.format_exc(), fl_ctx
+            )
         else:
             self.log.log_info(fl_ctx, f"{participant}'s model: {folder}")
 
-    def note(self, task: RoundTask, results: Sequence[Result], begins: bool, fl_ctx: FLContext) -> None:
+    def note(
+        self,
+        task: RoundTask,
+        results: Sequence[Result],
+        begins: bool,
+        fl_ctx: FLContext,
+    ) -> None:
         """Keeps what the site's operator may want to see of the round: what it measured, before any filter."""
         slots = {name: order.slots for name, order in task.tasks.items()}
         notes = [
-            Note(task.number, r.participant, slots[r.participant], r.update is not None, r.error, r.metrics, task.last)
+            Note(
+                task.number,
+                r.participant,
+                slots[r.participant],
+                r.update is not None,
+                r.error,
+                r.metrics,
+                task.last,
+            )
             for r in results
         ]
         try:
             keep_notes(self.store(self.name, fl_ctx).folder, task.number, notes, begins)
         except OSError as error:  # the round has its results all the same
             what = f"round {task.number}: its history"
-            log_failure(self.log, what, failure_of(error), traceback.format_exc(), fl_ctx)
+            log_failure(
+                self.log, what, failure_of(error), traceback.format_exc(), fl_ctx
+            )
 
     def remember(self, number: int) -> str | None:
         """Writes the participants' memories, if any; says why it cannot, and the run goes on with those in memory."""
         assert self._store is not None
         self._memory_round, site = number, self.site
-        models = {f"{name}#{what}": p for name, memory in site.memory.items() for what, p in memory.items()}
-        facts = {"method": describe_method(site.method), "private": site.runtime.division.names}
+        models = {
+            f"{name}#{what}": p
+            for name, memory in site.memory.items()
+            for what, p in memory.items()
+        }
+        facts = {
+            "method": describe_method(site.method),
+            "private": site.runtime.division.names,
+        }
         return self._store.try_to_save(number, models, facts) if models else None
 
 
-def log_failure(log: FLComponent, what: str, code: str, details: str, fl_ctx: FLContext) -> None:
+def log_failure(
+    log: FLComponent, what: str, code: str, details: str, fl_ctx: FLContext
+) -> None:
     """Logs the code as an error and the rest as information: FLARE sends a site's error log to the server."""
     log.log_error(fl_ctx, f"{what} failed: {code}")
     log.log_info(fl_ctx, f"{what} failed: {code}, in full: {details}")
 
 
-def check_split(run_name: str, memory_of: str | None, site: Site, fl_ctx: FLContext) -> None:
+def check_split(
+    run_name: str, memory_of: str | None, site: Site, fl_ctx: FLContext
+) -> None:
     """Keep a digest of each participant's split, and compare it with the digest of the run that is resumed.
 
     Otherwise an attack would take patients for others who have trained before.
@@ -189,11 +266,19 @@ def check_split(run_name: str, memory_of: str | None, site: Site, fl_ctx: FLCont
         ConfigError: a participant trains or tests with other samples than in the run that is resumed.
         FileError: the digests cannot be read or written.
     """
-    digests = {name: hash_samples(data.train, data.test) for name, data in site.hosted.items()}
+    digests = {
+        name: hash_samples(data.train, data.test) for name, data in site.hosted.items()
+    }
     if memory_of is not None:
         path = store_for(memory_of, fl_ctx).folder / SPLITS
-        before = schema.checked(read_json(path), str(path), {}, {}) if path.is_file() else {}
-        other = [name for name, digest in digests.items() if before.get(name, digest) != digest]
+        before = (
+            schema.checked(read_json(path), str(path), {}, {}) if path.is_file() else {}
+        )
+        other = [
+            name
+            for name, digest in digests.items()
+            if before.get(name, digest) != digest
+        ]
         require(
             not other,
             f"run: resume_from = {memory_of!r}: {shown(other[:1])} has other training or test samples now\n"
@@ -226,7 +311,10 @@ def check_memory_of(run_name: str, facts: Mapping[str, Any], site: Site) -> None
     differs = f"run {run_name!r} was of method {shown(writer)}, and this job is of {shown(now['method'])}"
     way_out = "resume it with the same method, parts and settings"
     require(before == now, f"{differs}, with other parts or settings; {way_out}")
-    kept_before, kept_now = set(facts.get("private") or ()), set(site.runtime.division.names)
+    kept_before, kept_now = (
+        set(facts.get("private") or ()),
+        set(site.runtime.division.names),
+    )
     other = sorted(kept_before ^ kept_now)
     require(
         not other,

@@ -63,14 +63,20 @@ def bounds(intervals: Mapping[str, Sequence[float]]) -> dict[str, float]:
     >>> bounds({"served_dice": (0.5, 0.75)})
     {'served_dice_low': 0.5, 'served_dice_high': 0.75}
     """
-    return {f"{name}_{end}": at for name, ends in intervals.items() for end, at in zip(("low", "high"), ends)}
+    return {
+        f"{name}_{end}": at
+        for name, ends in intervals.items()
+        for end, at in zip(("low", "high"), ends)
+    }
 
 
 def track(component: FLComponent, scalars: Mapping[str, float], number: int) -> None:
     """Sends the numbers of a round, which is counted from 0, to the tracking components of the sender's process."""
     with component.engine.new_context() as fl_ctx:
         for name, value in scalars.items():
-            dxo = create_analytic_dxo(series(name), value, AnalyticsDataType.SCALAR, global_step=number)
+            dxo = create_analytic_dxo(
+                series(name), value, AnalyticsDataType.SCALAR, global_step=number
+            )
             send_analytic_dxo(component, dxo, fl_ctx)
 
 
@@ -82,10 +88,18 @@ class JobEvents(Observer):
     """
 
     def __init__(
-        self, job: PerSiteController, aggregator: ClusteringAggregator, announces: bool, memory_gc_rounds: int
+        self,
+        job: PerSiteController,
+        aggregator: ClusteringAggregator,
+        announces: bool,
+        memory_gc_rounds: int,
     ):
         self._job = job
-        self._aggregator, self._announces, self._memory_gc_rounds = aggregator, announces, memory_gc_rounds
+        self._aggregator, self._announces, self._memory_gc_rounds = (
+            aggregator,
+            announces,
+            memory_gc_rounds,
+        )
         self._number, self._last = 0, False
         gc.freeze()
 
@@ -103,7 +117,10 @@ class JobEvents(Observer):
         words = ""
         if measured is not None:
             announcement = self._aggregator.announcement(measured)
-            metrics, name = announcement.metrics or {}, f"served_{server.progress.judged_by.name}"
+            metrics, name = (
+                announcement.metrics or {},
+                f"served_{server.progress.judged_by.name}",
+            )
             if name in metrics:
                 words = f"; {name} = {metrics[name]:.4f} after round {announcement.current_round}"
             if self._announces and metrics:
@@ -111,7 +128,9 @@ class JobEvents(Observer):
         if self._last:
             self._job.info(f"all rounds are done{words}")
             return
-        self._job.info(f"round {self._number} of {server.settings.num_rounds} is done{words}")
+        self._job.info(
+            f"round {self._number} of {server.settings.num_rounds} is done{words}"
+        )
         if server.progress.stopped is not None:
             self._job.info(f"the job ends early: {server.progress.stopped}")
         gc.collect()
@@ -122,7 +141,9 @@ class JobEvents(Observer):
     def _announce(self, announcement: FLModel) -> None:
         job, key = self._job, AppConstants.AGGREGATION_RESULT
         job.set_fl_context(announcement)
-        job.fire_event_with_data(AppEventType.AFTER_AGGREGATION, job.fl_ctx, key, announcement)
+        job.fire_event_with_data(
+            AppEventType.AFTER_AGGREGATION, job.fl_ctx, key, announcement
+        )
         track(job, announcement.metrics, announcement.current_round)
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:
@@ -133,7 +154,9 @@ class JobEvents(Observer):
 def opens_runs_of_sites(component: Any) -> bool:
     """Whether a component of the server tracks sites' series and not the server's."""
     modules = [parent.__module__ for parent in type(component).__mro__]
-    return isinstance(component, AnalyticsReceiver) and any(m.startswith(RUNS_OF_SITES) for m in modules)
+    return isinstance(component, AnalyticsReceiver) and any(
+        m.startswith(RUNS_OF_SITES) for m in modules
+    )
 
 
 class ServerRun(Widget):
@@ -149,7 +172,10 @@ class ServerRun(Widget):
         self.receiver = receiver
         receiver.events = [ANALYTIC_EVENT_TYPE]
         # FLARE hands events to every component that it has built, the receiver too. It must get them from here alone.
-        self._handle, receiver.handle_event = receiver.handle_event, lambda event_type, fl_ctx: None
+        self._handle, receiver.handle_event = (
+            receiver.handle_event,
+            lambda event_type, fl_ctx: None,
+        )
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         self._handle(event_type, _AtSite(fl_ctx))

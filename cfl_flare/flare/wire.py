@@ -33,7 +33,9 @@ TRAIN_TASK = "train"
 # Of a task; no run has as many rounds.
 
 
-def message(collection: Mapping[str, DXO], content: Mapping[str, Any], number: int, total: int) -> FLModel:
+def message(
+    collection: Mapping[str, DXO], content: Mapping[str, Any], number: int, total: int
+) -> FLModel:
     """A message as FLARE's controllers and aggregators hold it."""
     return FLModel(
         params_type=ParamsType.FULL,
@@ -44,26 +46,39 @@ def message(collection: Mapping[str, DXO], content: Mapping[str, Any], number: i
     )
 
 
-def to_shareable(collection: Mapping[str, DXO], content: Mapping[str, Any]) -> Shareable:
+def to_shareable(
+    collection: Mapping[str, DXO], content: Mapping[str, Any]
+) -> Shareable:
     """A message as a site sends it."""
-    return DXO(DataKind.COLLECTION, data=dict(collection), meta={META: {"schema": SCHEMA, **content}}).to_shareable()
+    return DXO(
+        DataKind.COLLECTION,
+        data=dict(collection),
+        meta={META: {"schema": SCHEMA, **content}},
+    ).to_shareable()
 
 
 def content_of(meta: Mapping[str, Any] | None) -> dict[str, Any]:
     """The checked meta of a message; a PayloadError if there is none, or of another schema."""
     content = (meta or {}).get(META)
     if not isinstance(content, dict):
-        raise PayloadError("schema", "the message has no cfl_flare content; was it made by another executor?")
+        raise PayloadError(
+            "schema",
+            "the message has no cfl_flare content; was it made by another executor?",
+        )
     if content.get("schema") != SCHEMA:
         raise PayloadError(
-            "schema", f"schema {content.get('schema')!r}, expected {SCHEMA}: install the same cfl_flare everywhere"
+            "schema",
+            f"schema {content.get('schema')!r}, expected {SCHEMA}: install the same cfl_flare everywhere",
         )
     return content
 
 
 def encode_models(models: Mapping[str, Params]) -> dict[str, DXO]:
     """The models that sites need."""
-    return {slot: DXO(DataKind.WEIGHTS, data=model.arrays()) for slot, model in models.items()}
+    return {
+        slot: DXO(DataKind.WEIGHTS, data=model.arrays())
+        for slot, model in models.items()
+    }
 
 
 def encode_tasks(tasks: Mapping[str, Task]) -> dict[str, Any]:
@@ -83,7 +98,9 @@ def encode_tasks(tasks: Mapping[str, Task]) -> dict[str, Any]:
     }
 
 
-def decode_task(shareable: Shareable, layout: Layout) -> tuple[dict[str, Task], dict[str, Params], dict[str, Any]]:
+def decode_task(
+    shareable: Shareable, layout: Layout
+) -> tuple[dict[str, Task], dict[str, Params], dict[str, Any]]:
     """A round's message on the site: the task of each participant, the models, and the other content.
 
     The models are taken out of the message, so that a site does not hold a bank twice.
@@ -120,9 +137,20 @@ def encode_results(results: Sequence[Result], content: Mapping[str, Any]) -> Sha
     for result in results:
         name, update = result.participant, result.update
         answers = {"metrics": {}, **result.answers}
-        arrays = {f"#{key}": answer for key, answer in answers.items() if isinstance(answer, np.ndarray)}
-        plain = {key: answer for key, answer in answers.items() if answer is not None and f"#{key}" not in arrays}
-        described[name] = {**deepcopy(plain), "error": result.error}  # a site's filters change it in place
+        arrays = {
+            f"#{key}": answer
+            for key, answer in answers.items()
+            if isinstance(answer, np.ndarray)
+        }
+        plain = {
+            key: answer
+            for key, answer in answers.items()
+            if answer is not None and f"#{key}" not in arrays
+        }
+        described[name] = {
+            **deepcopy(plain),
+            "error": result.error,
+        }  # a site's filters change it in place
         for key, array in arrays.items():
             collection[f"{name}/{key}"] = DXO(DataKind.STATISTICS, data={COUNTS: array})
         if update is None:
@@ -134,5 +162,7 @@ def encode_results(results: Sequence[Result], content: Mapping[str, Any]) -> Sha
         sent |= {ARRAYS: dict(update.arrays)} if update.arrays else {}
         for slot, arrays_of_slot in sent.items():
             meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: update.samples}
-            collection[f"{name}/{slot}"] = DXO(DataKind.WEIGHT_DIFF, data=arrays_of_slot, meta=meta)
+            collection[f"{name}/{slot}"] = DXO(
+                DataKind.WEIGHT_DIFF, data=arrays_of_slot, meta=meta
+            )
     return to_shareable(collection, {**content, "results": described})

@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cfl_flare.core.config import build_named, from_dict, name_of, require, require_whole
+from cfl_flare.core.config import (
+    build_named,
+    from_dict,
+    name_of,
+    require,
+    require_whole,
+)
 from cfl_flare.methods.auto_k import AUTO, AutoK, automatic
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.cam import CAM
@@ -24,10 +30,25 @@ from cfl_flare.methods.fedavg import FedAvg, FedProx, Finetune, Local, PerFedAvg
 from cfl_flare.methods.groups import Groups
 from cfl_flare.methods.hierarchy import FLHC, FedGroup
 from cfl_flare.methods.ifca import IFCA
-from cfl_flare.methods.penalties import PENALTIES, Contrastive, KnowledgeSharing, Penalty, Proximal, build_penalty
+from cfl_flare.methods.penalties import (
+    PENALTIES,
+    Contrastive,
+    KnowledgeSharing,
+    Penalty,
+    Proximal,
+    build_penalty,
+)
 from cfl_flare.methods.personal import CGPFL, Ditto, FedBABU, FedPer
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Download, Participant, Plan, ServerState, Traits, Update
+from cfl_flare.methods.state import (
+    Assignment,
+    Download,
+    Participant,
+    Plan,
+    ServerState,
+    Traits,
+    Update,
+)
 from cfl_flare.methods.wecfl import FeSEM, WeCFL
 
 # Settings that every method has, and that belong to a combination as a whole.
@@ -58,28 +79,46 @@ class Combination:
         The default is `dataclasses.MISSING` for a setting that has to be given, and a tuple where the inner methods'
         defaults differ.
         """
-        defaults: dict[str, list[Any]] = {} if self.copies is None else {self.copies: [dataclasses.MISSING]}
+        defaults: dict[str, list[Any]] = (
+            {} if self.copies is None else {self.copies: [dataclasses.MISSING]}
+        )
         for field in (f for cls in self.inner for f in dataclasses.fields(cls)):
             if field.default not in defaults.setdefault(field.name, []):
                 defaults[field.name].append(field.default)
         for field in dataclasses.fields(self.outer):
             if field.name not in ("base", "parts"):
                 defaults.setdefault(field.name, [field.default])
-        return {**{name: tuple(of) if len(of) > 1 else of[0] for name, of in defaults.items()}, **self.fixed}
+        return {
+            **{
+                name: tuple(of) if len(of) > 1 else of[0]
+                for name, of in defaults.items()
+            },
+            **self.fixed,
+        }
 
     def build(self, settings: Mapping[str, Any]) -> Method:
         where, known = f"method {self.name}", self.settings()
         unknown = [name for name in settings if name not in known]
-        require(not unknown, f"{where}: unknown setting {(*unknown, '')[0]!r}; it has: {', '.join(known)}")
+        require(
+            not unknown,
+            f"{where}: unknown setting {(*unknown, '')[0]!r}; it has: {', '.join(known)}",
+        )
         given = {**self.fixed, **settings}
         # Fine-tuning belongs to the whole. Others go to the inner methods that have them, the rest to the outer one.
-        names = [{f.name for f in dataclasses.fields(cls)}.difference(OF_WHOLE) for cls in self.inner]
+        names = [
+            {f.name for f in dataclasses.fields(cls)}.difference(OF_WHOLE)
+            for cls in self.inner
+        ]
         inner = [
-            from_dict(cls, {k: v for k, v in given.items() if k in of}, where) for cls, of in zip(self.inner, names)
+            from_dict(cls, {k: v for k, v in given.items() if k in of}, where)
+            for cls, of in zip(self.inner, names)
         ]
         outer = {k: v for k, v in given.items() if not any(k in of for of in names)}
         if self.copies is not None:
-            require(self.copies in outer, f"{where}: setting {self.copies!r} is missing and has no default")
+            require(
+                self.copies in outer,
+                f"{where}: setting {self.copies!r} is missing and has no default",
+            )
             copies = outer.pop(self.copies)
             require_whole(where, 1000, **{self.copies: copies})
             inner *= copies
@@ -92,13 +131,50 @@ PSI, SUM = {"weighting": "samples"}, {"vote": "logits"}
 COMBINATIONS = {
     c.name: c
     for c in (
-        Combination("ifca-cam", "IFCA with a global model added to the clusters' (Fed-CAM).", CAM, (IFCA,)),
-        Combination("fesem-cam", "FeSEM, weighted, with a global model added (Fed-CAM).", CAM, (FeSEM,), PSI),
-        Combination("wecfl-cam", "WeCFL with a global model added: as fesem-cam.", CAM, (WeCFL,)),
-        Combination("fedavg+", "K FedAvg models from K seeds, soft voting.", Ensemble, (FedAvg,), copies="k"),
-        Combination("fedprox+", "K FedProx models from K seeds, soft voting.", Ensemble, (FedProx,), copies="k"),
-        Combination("fedavg+ifca", "FedAvg and IFCA side by side, logits added.", Ensemble, (FedAvg, IFCA), SUM),
-        Combination("fedavg+fesem", "FedAvg and FeSEM side by side, logits added.", Ensemble, (FedAvg, FeSEM), SUM),
+        Combination(
+            "ifca-cam",
+            "IFCA with a global model added to the clusters' (Fed-CAM).",
+            CAM,
+            (IFCA,),
+        ),
+        Combination(
+            "fesem-cam",
+            "FeSEM, weighted, with a global model added (Fed-CAM).",
+            CAM,
+            (FeSEM,),
+            PSI,
+        ),
+        Combination(
+            "wecfl-cam", "WeCFL with a global model added: as fesem-cam.", CAM, (WeCFL,)
+        ),
+        Combination(
+            "fedavg+",
+            "K FedAvg models from K seeds, soft voting.",
+            Ensemble,
+            (FedAvg,),
+            copies="k",
+        ),
+        Combination(
+            "fedprox+",
+            "K FedProx models from K seeds, soft voting.",
+            Ensemble,
+            (FedProx,),
+            copies="k",
+        ),
+        Combination(
+            "fedavg+ifca",
+            "FedAvg and IFCA side by side, logits added.",
+            Ensemble,
+            (FedAvg, IFCA),
+            SUM,
+        ),
+        Combination(
+            "fedavg+fesem",
+            "FedAvg and FeSEM side by side, logits added.",
+            Ensemble,
+            (FedAvg, FeSEM),
+            SUM,
+        ),
     )
 }
 
@@ -106,7 +182,19 @@ METHODS: dict[str, type[Method]] = {
     cls.name: cls
     for cls in (
         *(FedAvg, FedProx, Finetune, Local, FedPer, FedBABU, Ditto, PerFedAvg),
-        *(IFCA, FeSEM, WeCFL, CGPFL, FedAC, FedDS, FedDSMIC, FedCUAU, CFL, FLHC, FedGroup),
+        *(
+            IFCA,
+            FeSEM,
+            WeCFL,
+            CGPFL,
+            FedAC,
+            FedDS,
+            FedDSMIC,
+            FedCUAU,
+            CFL,
+            FLHC,
+            FedGroup,
+        ),
         *(CLoVE, CFLGP, Groups),
         *(CAM, Ensemble, AutoK),
     )
@@ -114,7 +202,9 @@ METHODS: dict[str, type[Method]] = {
 METHODS["hypcluster"] = IFCA
 
 
-def build_method(spec: Mapping[str, Any], authorize: Callable[[str], None] | None = None) -> Method:
+def build_method(
+    spec: Mapping[str, Any], authorize: Callable[[str], None] | None = None
+) -> Method:
     """The method of a job: ``{"method": "wecfl", "k": 3, ...}``, or ``"package.Class"`` for one of your own.
 
     Methods and penalties in its settings are such dictionaries too. The site's component policy, `authorize`, is asked
@@ -135,7 +225,11 @@ def _built(key: str, value: Any, authorize: Callable[[str], None] | None) -> Any
         return build_method(value, authorize)
     if key == "penalties" and isinstance(value, (list, tuple)):
         return [build_penalty(v, authorize) for v in value]
-    return [_built("", v, authorize) for v in value] if isinstance(value, (list, tuple)) else value
+    return (
+        [_built("", v, authorize) for v in value]
+        if isinstance(value, (list, tuple))
+        else value
+    )
 
 
 def describe_method(method: Method) -> dict[str, Any]:

@@ -11,7 +11,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.gap import NUMBER, ClusterCount, in_words, noted, number_of_clusters
+from cfl_flare.clustering.gap import (
+    NUMBER,
+    ClusterCount,
+    in_words,
+    noted,
+    number_of_clusters,
+)
 from cfl_flare.clustering.measures import inner_products
 from cfl_flare.core.config import from_dict, require, require_whole
 from cfl_flare.core.params import Layout, Params
@@ -21,7 +27,17 @@ from cfl_flare.methods.dsmic import FedDS
 from cfl_flare.methods.fedavg import FedAvg
 from cfl_flare.methods.ifca import IFCA
 from cfl_flare.methods.slots import GLOBAL, cluster_slot, is_cluster
-from cfl_flare.methods.state import Assignment, Counts, Download, Mapped, Plan, ServerState, Traits, Update, heads
+from cfl_flare.methods.state import (
+    Assignment,
+    Counts,
+    Download,
+    Mapped,
+    Plan,
+    ServerState,
+    Traits,
+    Update,
+    heads,
+)
 from cfl_flare.methods.wecfl import WeCFL
 from cfl_flare.methods.wrapper import Wrapper, as_the_leader
 from cfl_flare.training.ensemble import Served
@@ -42,7 +58,9 @@ def with_clusters(base: Method, k: int) -> Method:
     return replace(base, k=k)  # type: ignore[call-arg]
 
 
-def label_nearest(products: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def label_nearest(
+    products: np.ndarray, rows: np.ndarray, labels: np.ndarray
+) -> np.ndarray:
     """Label all participants by the nearest mean of the clusters that were found among some of them.
 
     Args:
@@ -55,7 +73,12 @@ def label_nearest(products: np.ndarray, rows: np.ndarray, labels: np.ndarray) ->
     """
     clusters = [rows[labels == k] for k in range(labels.max() + 1)]
     # Row k has the weights with which cluster k's mean is a sum of updates.
-    weights = np.stack([np.bincount(members, minlength=len(products)) / len(members) for members in clusters])
+    weights = np.stack(
+        [
+            np.bincount(members, minlength=len(products)) / len(members)
+            for members in clusters
+        ]
+    )
     squares = np.einsum("ki,ij,kj->k", weights, products, weights)
     # ||u_i - mean_k||^2 without ||u_i||^2, which is the same for all k.
     distances = squares - 2 * products @ weights.T
@@ -79,7 +102,9 @@ class Warmup(FedAvg):
     def plan(self, state: ServerState) -> Plan:
         """Everyone is asked where the clusters are found, and more than half must answer."""
         searches = self.searches(state)
-        return Plan(everyone=searches, fewest=1 + state.extras["half"] if searches else 1)
+        return Plan(
+            everyone=searches, fewest=1 + state.extras["half"] if searches else 1
+        )
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         return Download((COMMON,))
@@ -91,7 +116,9 @@ class Warmup(FedAvg):
         """The clusters found, in the round that finds them."""
         if not self.searches(state):
             return {}
-        products = inner_products(self.base.features(update.main_diff) for update in updates)
+        products = inner_products(
+            self.base.features(update.main_diff) for update in updates
+        )
         names = [update.participant for update in heads(updates)]
         number, rows = self.find_number(state, products, names)
         labels = label_nearest(products, rows, number.labels)
@@ -128,17 +155,23 @@ class Warmup(FedAvg):
                 rows = rows[is_large]
             else:  # all groups are small: look for as many clusters as can be large enough
                 most = min(state.possible(most), most - 1)
-            number = number_of_clusters(products[np.ix_(rows, rows)], most, seed=self.seed)
+            number = number_of_clusters(
+                products[np.ix_(rows, rows)], most, seed=self.seed
+            )
         return number, rows
 
-    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+    def counts_in(
+        self, state: ServerState, update: Update, assignment: Assignment
+    ) -> Counts:
         """In the common model; in the cluster found, in the round that finds them."""
         return self.by_cluster(update, assignment)
 
     def weight(self, update: Update) -> float:
         return self.base.weight(update)
 
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> ServerState:
         """The mean model; in the round that finds the clusters, the M-step of the base with that number.
 
         That is as if each participant had been sent the common model as its cluster's. Clusters that were given up as
@@ -156,11 +189,23 @@ class Warmup(FedAvg):
             slot = cluster_slot(cluster)
             ((_, weight),) = self.counted(state, update, assignment).values()
             counts = {slot: (slot, weight)}
-            return replace(update, diffs={slot: update.main_diff}, main=slot, cluster=cluster, counts_in=counts)
+            return replace(
+                update,
+                diffs={slot: update.main_diff},
+                main=slot,
+                cluster=cluster,
+                counts_in=counts,
+            )
 
         sent = replace(state, bank={**others, **copies}, extras={})
-        after = with_clusters(self.base, len(ids)).aggregate(sent, Mapped(updates, of_cluster), clusters)
-        return replace(after, extras={**state.extras, **after.extras, NUMBER_FOUND: len(ids)}, notes=state.notes)
+        after = with_clusters(self.base, len(ids)).aggregate(
+            sent, Mapped(updates, of_cluster), clusters
+        )
+        return replace(
+            after,
+            extras={**state.extras, **after.extras, NUMBER_FOUND: len(ids)},
+            notes=state.notes,
+        )
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         return {GLOBAL: Served((state.bank[COMMON],))}
@@ -179,26 +224,48 @@ class AutoK(Wrapper):
     """
 
     name: ClassVar[str] = "auto-k"
-    paper: ClassVar[str] = "Tibshirani et al. 2001 (gap statistic); Liu et al. 2008 (its reference)"
+    paper: ClassVar[str] = (
+        "Tibshirani et al. 2001 (gap statistic); Liu et al. 2008 (its reference)"
+    )
 
     base: Method = setting(
         help="wecfl, fesem, ifca, fedds, feddsmic or cgpfl; its k is the largest number that is tried, or half the "
         "participants if that is less"
     )
-    warmup: int = setting(5, help="rounds of FedAvg, the last of which asks everyone and finds the clusters", ge=1)
-    seed: int = setting(0, help="seed of the data without clusters that the updates are compared with", bounds=SEED)
+    warmup: int = setting(
+        5,
+        help="rounds of FedAvg, the last of which asks everyone and finds the clusters",
+        ge=1,
+    )
+    seed: int = setting(
+        0,
+        help="seed of the data without clusters that the updates are compared with",
+        bounds=SEED,
+    )
 
     def __post_init__(self) -> None:
         known = isinstance(self.base, (WeCFL, IFCA, FedDS))
-        require(known, f"{self.where}: base = {self.base!r} should be wecfl, fesem, ifca, fedds, feddsmic or cgpfl")
+        require(
+            known,
+            f"{self.where}: base = {self.base!r} should be wecfl, fesem, ifca, fedds, feddsmic or cgpfl",
+        )
         super().__post_init__()
         if isinstance(self.base, IFCA):
             separate = not self.base.shared_backbone
-            require(separate, f"{self.where}: shared_backbone = True leaves no whole models to compare; leave it out")
+            require(
+                separate,
+                f"{self.where}: shared_backbone = True leaves no whole models to compare; leave it out",
+            )
             warm = not self.base.warm_start
-            require(warm, f"{self.where}: warm_start = True does what the warm-up does anyway; leave it out")
+            require(
+                warm,
+                f"{self.where}: warm_start = True does what the warm-up does anyway; leave it out",
+            )
         lacking = self.base.traits.lacking("compares_models", "serves_one")
-        require(not lacking, f"{self.where}: base = {self.base.label!r} does not declare {', '.join(lacking)}")
+        require(
+            not lacking,
+            f"{self.where}: base = {self.base.label!r} does not declare {', '.join(lacking)}",
+        )
         with_clusters(self.base, 1)  # a penalty may be for one number of clusters alone
 
     @property
@@ -212,7 +279,13 @@ class AutoK(Wrapper):
     @property
     def traits(self) -> Traits:
         """The base's; its number of clusters is not known, and each update is looked at."""
-        return replace(super().traits, clusters=1, serves_one=True, shares_centres=False, averages_only=False)
+        return replace(
+            super().traits,
+            clusters=1,
+            serves_one=True,
+            shares_centres=False,
+            averages_only=False,
+        )
 
     def _phase(self, k: int | None) -> Method:
         """The warm-up, or the base with the number of clusters that was found."""
@@ -237,24 +310,37 @@ class AutoK(Wrapper):
     def check(self, layout: Layout, rounds: int | None = None) -> None:
         super().check(layout, rounds)
         enough = rounds is None or rounds > self.warmup
-        require(enough, f"{self.where}: warmup = {self.warmup} leaves none of {rounds} rounds; lower it")
+        require(
+            enough,
+            f"{self.where}: warmup = {self.warmup} leaves none of {rounds} rounds; lower it",
+        )
 
-    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+    def start(
+        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+    ) -> ServerState:
         """One model for all, and the base's models but its clusters'."""
         models = with_clusters(self.base, 1).start(initial, participants).bank
         bank = {slot: model for slot, model in models.items() if not is_cluster(slot)}
-        return ServerState({**bank, COMMON: initial(0)}, extras={"half": len(participants) // 2})
+        return ServerState(
+            {**bank, COMMON: initial(0)}, extras={"half": len(participants) // 2}
+        )
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """The common model, then what the base sends, with the number of clusters found."""
         sent = self.leading(state).distribute(self.state_of(state, 0), participant)
         if NUMBER_FOUND not in state.extras:
             return sent
-        return replace(sent, scalars={**sent.scalars, NUMBER_FOUND: state.extras[NUMBER_FOUND]})
+        return replace(
+            sent, scalars={**sent.scalars, NUMBER_FOUND: state.extras[NUMBER_FOUND]}
+        )
 
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> ServerState:
         """That of the warm-up, or of the base, whose rounds begin where the clusters are found."""
-        after = self.leading(state).aggregate(self.state_of(state, 0), updates, assignment)
+        after = self.leading(state).aggregate(
+            self.state_of(state, 0), updates, assignment
+        )
         extras = dict(after.extras)
         if NUMBER_FOUND in extras and NUMBER_FOUND not in state.extras:
             extras[BEGAN] = state.round
@@ -267,7 +353,9 @@ class AutoK(Wrapper):
     # ---- On the site ----
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        return self._phase(download.scalars.get(NUMBER_FOUND)).local_update(learner, download)
+        return self._phase(download.scalars.get(NUMBER_FOUND)).local_update(
+            learner, download
+        )
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
         return self._phase(download.scalars.get(NUMBER_FOUND)).serve(learner, download)
@@ -279,7 +367,10 @@ class AutoK(Wrapper):
 def automatic(cls: type[Method], settings: Mapping[str, Any], where: str) -> AutoK:
     """The method of ``k = "auto"``; ``k_max`` is the base's k, and ``warmup`` and the like belong to the whole."""
     known = issubclass(cls, (WeCFL, IFCA, FedDS))
-    require(known, f"{where}: k = 'auto' is for wecfl, fesem, cgpfl, ifca, fedds and feddsmic; give a number")
+    require(
+        known,
+        f"{where}: k = 'auto' is for wecfl, fesem, cgpfl, ifca, fedds and feddsmic; give a number",
+    )
     largest = settings.get("k_max", 10)
     require_whole(where, 1000, k_max=largest)
     rest = {key: value for key, value in settings.items() if key not in ("k", "k_max")}
@@ -287,5 +378,10 @@ def automatic(cls: type[Method], settings: Mapping[str, Any], where: str) -> Aut
     names = {f.name for f in fields(cls)}
     unknown = [key for key in rest if key not in names]
     there = ", ".join(("k_max", *OF_WHOLE, *sorted(names - {"k", *OF_WHOLE})))
-    require(not unknown, f"{where}: unknown setting {(*unknown, '')[0]!r}; with k = 'auto' it has: {there}")
-    return from_dict(AutoK, {"base": from_dict(cls, {**rest, "k": largest}, where), **outer}, where)
+    require(
+        not unknown,
+        f"{where}: unknown setting {(*unknown, '')[0]!r}; with k = 'auto' it has: {there}",
+    )
+    return from_dict(
+        AutoK, {"base": from_dict(cls, {**rest, "k": largest}, where), **outer}, where
+    )

@@ -20,15 +20,40 @@ from cfl_flare.core.config import require
 from cfl_flare.core.params import ROLES, Layout, Params, WeightedMean, weighted_mean
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.methods.penalties import Penalty
-from cfl_flare.methods.slots import CLUSTER_WEIGHTS, COMMON_WEIGHTS, GLOBAL, HAS_CENTRES, cluster_slot, require_part
-from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Traits, Update, heads
+from cfl_flare.methods.slots import (
+    CLUSTER_WEIGHTS,
+    COMMON_WEIGHTS,
+    GLOBAL,
+    HAS_CENTRES,
+    cluster_slot,
+    require_part,
+)
+from cfl_flare.methods.state import (
+    Assignment,
+    Counts,
+    Download,
+    Plan,
+    ServerState,
+    Traits,
+    Update,
+    heads,
+)
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.losses import Term
 
 # The contract, in the order of a run. A new method overrides a few of these; all else on `Method` is a helper for them.
 STEPS = (
-    *("check", "start", "plan", "distribute", "terms", "local_update", "serve", "finetuned"),
+    *(
+        "check",
+        "start",
+        "plan",
+        "distribute",
+        "terms",
+        "local_update",
+        "serve",
+        "finetuned",
+    ),
     *("vector", "assign", "counts_in", "aggregate", "clusters_in", "models", "join"),
 )
 
@@ -45,23 +70,35 @@ class Method(ABC):
         help="weights in averages: samples, psi_i = n_i / n (thesis Eq. 2.3), or uniform, psi_i = 1/m (Eq. 2.2)",
         choices=("samples", "uniform"),
     )
-    penalties: tuple[Penalty, ...] = setting((), help="terms that are added to the loss in each local step")
+    penalties: tuple[Penalty, ...] = setting(
+        (), help="terms that are added to the loss in each local step"
+    )
     finetune: bool = setting(
-        False, help="train for one more local round before predicting, each participant by itself (thesis sec. 7.4.4)"
+        False,
+        help="train for one more local round before predicting, each participant by itself (thesis sec. 7.4.4)",
     )
     finetune_epochs: int | None = setting(
-        None, help="passes over the training data in that round; None for as long as any other round", ge=1, le=1000
+        None,
+        help="passes over the training data in that round; None for as long as any other round",
+        ge=1,
+        le=1000,
     )
 
     def __post_init__(self) -> None:
         where, epochs = self.where, self.finetune_epochs
         way_out = 'write "wecfl:k=auto", or AutoK(base=WeCFL(k=10)) in Python'
-        require(getattr(self, "k", None) != "auto", f"{where}: k = 'auto' stands alone: {way_out}")
+        require(
+            getattr(self, "k", None) != "auto",
+            f"{where}: k = 'auto' stands alone: {way_out}",
+        )
         check_settings(self, where)
         if (part := getattr(self, "cluster_on", None)) is not None:
             self._check_cluster_on(part)
         self._check_penalties()
-        silent = type(self).assign is not Method.assign and type(self).counts_in is Method.counts_in
+        silent = (
+            type(self).assign is not Method.assign
+            and type(self).counts_in is Method.counts_in
+        )
         require(
             not silent,
             f"{self.where}: it defines assign, but not counts_in, which says in which mean a model counts; return "
@@ -69,7 +106,10 @@ class Method(ABC):
             "assignment) for that of the participant's cluster",
         )
         used = self.finetune or epochs == type(self).finetune_epochs
-        require(used, f"{where}: finetune_epochs = {epochs} does nothing without finetune = True; set that too")
+        require(
+            used,
+            f"{where}: finetune_epochs = {epochs} does nothing without finetune = True; set that too",
+        )
 
     def _check_cluster_on(self, part: Any) -> None:
         """The setting should be a role, or names of parameters, which become a tuple."""
@@ -77,17 +117,28 @@ class Method(ABC):
         if isinstance(part, str):
             require(part in ROLES, wanted)
             return
-        names = isinstance(part, (list, tuple)) and all(isinstance(n, str) for n in part)
+        names = isinstance(part, (list, tuple)) and all(
+            isinstance(n, str) for n in part
+        )
         require(names, f"{wanted} or a list of names")
         object.__setattr__(self, "cluster_on", tuple(part))
 
     def _check_penalties(self) -> None:
         given, traits = self.penalties, self.traits
-        undeclared = "are for a method whose traits declare takes_penalties; this one's do not"
+        undeclared = (
+            "are for a method whose traits declare takes_penalties; this one's do not"
+        )
         refusal = "" if traits.takes_penalties else traits.no_penalties or undeclared
-        valid = isinstance(given, (list, tuple)) and all(isinstance(p, Penalty) for p in given)
-        require(valid, f"{self.where}: penalties = {given!r} should be a list of penalties")
-        require(not (given and refusal), f"{self.where}: penalties = {[p.name for p in given]} {refusal}")
+        valid = isinstance(given, (list, tuple)) and all(
+            isinstance(p, Penalty) for p in given
+        )
+        require(
+            valid, f"{self.where}: penalties = {given!r} should be a list of penalties"
+        )
+        require(
+            not (given and refusal),
+            f"{self.where}: penalties = {[p.name for p in given]} {refusal}",
+        )
         object.__setattr__(self, "penalties", tuple(given))
         for penalty in self.penalties:
             penalty.check(self.clusters if traits.shares_centres else 0)
@@ -100,7 +151,13 @@ class Method(ABC):
     @property
     def label(self) -> str:
         """The method's name in tables, with what was added to it: ``wecfl-con``."""
-        return "-".join([self.name, *(p.short for p in self.penalties), *(["finetune"] * self.finetune)])
+        return "-".join(
+            [
+                self.name,
+                *(p.short for p in self.penalties),
+                *(["finetune"] * self.finetune),
+            ]
+        )
 
     @property
     def where(self) -> str:
@@ -120,14 +177,19 @@ class Method(ABC):
     def check(self, layout: Layout, rounds: int | None = None) -> None:
         """Raises a ConfigError if the rounds are too few, or a model of this layout lacks a part that is needed."""
         layout.select("all")
-        require(rounds is None or rounds >= 1, f"{self.where}: num_rounds = {rounds} should be >= 1")
+        require(
+            rounds is None or rounds >= 1,
+            f"{self.where}: num_rounds = {rounds} should be >= 1",
+        )
         compared = layout.compared(self.traits.cluster_on)
         misfit = f"{self.where}: cluster_on = {compared!r} does not fit the model: {{}}; set cluster_on=all"
         require_part(layout, compared, misfit)
         for penalty in self.penalties:
             penalty.check_model(layout)
 
-    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+    def start(
+        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+    ) -> ServerState:
         """The state before round 0. ``initial(i)`` is the untrained model from the run's i-th seed."""
         return ServerState(bank={GLOBAL: initial(0)})
 
@@ -147,7 +209,9 @@ class Method(ABC):
         """E-step: the cluster of each of the round's participants."""
         return {}
 
-    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+    def counts_in(
+        self, state: ServerState, update: Update, assignment: Assignment
+    ) -> Counts:
         """The mean in which each model that a participant trained counts, and its weight: ``{slot: (mean, weight)}``.
 
         `means` and `centres`, robust statistics, weight caps, floors and records read this alone, so that what is
@@ -157,7 +221,9 @@ class Method(ABC):
         return self.by_slot(update)
 
     @abstractmethod
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> ServerState:
         """M-step: the new models."""
 
     def clusters_in(self, state: ServerState) -> int:
@@ -188,7 +254,9 @@ class Method(ABC):
 
     def terms(self, download: Download, slot: str) -> list[Term]:
         """The terms added to the loss of a participant that starts from the model in ``slot``: the penalties'."""
-        ready = HAS_CENTRES in download.scalars  # a participant that starts from the common model is sent no centres
+        ready = (
+            HAS_CENTRES in download.scalars
+        )  # a participant that starts from the common model is sent no centres
         active = [p for p in self.penalties if ready or not p.of_clusters]
         return [term for p in active for term in p.terms(download, slot, self.clusters)]
 
@@ -203,7 +271,10 @@ class Method(ABC):
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """The served models after one more local round of ``finetune_epochs`` each."""
         served = Served.of(served)
-        models = tuple(learner.train(m, purpose="finetune", epochs=self.finetune_epochs) for m in served.models)
+        models = tuple(
+            learner.train(m, purpose="finetune", epochs=self.finetune_epochs)
+            for m in served.models
+        )
         return replace(served, models=models)
 
     # ---- Tools for steps ----
@@ -227,12 +298,23 @@ class Method(ABC):
         return replace(sent, scalars=scalars, to_train=to_train)
 
     def trained(
-        self, learner: Learner, download: Download, slot: str, cluster: int | None = None, **settings: Any
+        self,
+        learner: Learner,
+        download: Download,
+        slot: str,
+        cluster: int | None = None,
+        **settings: Any,
     ) -> Update:
         """Trains the model in ``slot``, and returns the update; ``settings`` are those of `Learner.train`."""
         start = download.model(slot)
         trained = learner.train(start, self.terms(download, slot), **settings)
-        return Update(learner.participant, learner.samples, {slot: trained - start}, cluster, main=slot)
+        return Update(
+            learner.participant,
+            learner.samples,
+            {slot: trained - start},
+            cluster,
+            main=slot,
+        )
 
     def predictor(self, learner: Learner, download: Download) -> Params | Served:
         """The model that `serve` returns, with private layers, and fine-tuned if ``finetune`` is set."""
@@ -261,12 +343,21 @@ class Method(ABC):
             counts[update.main_slot] = (cluster_slot(cluster), self.weight(update))
         return counts
 
-    def counted(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+    def counted(
+        self, state: ServerState, update: Update, assignment: Assignment
+    ) -> Counts:
         """Where an update counts: as the engine noted on it, which leaves out small means and caps weights."""
-        return self.counts_in(state, update, assignment) if update.counts_in is None else update.counts_in
+        return (
+            self.counts_in(state, update, assignment)
+            if update.counts_in is None
+            else update.counts_in
+        )
 
     def means(
-        self, state: ServerState, updates: Sequence[Update], assignment: Assignment = MappingProxyType({})
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+        assignment: Assignment = MappingProxyType({}),
     ) -> dict[str, Params]:
         """The bank, with the weighted mean of the models that count in each slot (thesis Eq. 2.6); other slots stay.
 
@@ -288,24 +379,37 @@ class Method(ABC):
             bank[name] = mean.result(bank.get(name, sent))
         return bank
 
-    def centres(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> dict[str, Params]:
+    def centres(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> dict[str, Params]:
         """The same for each cluster's model; an empty cluster keeps its model, or begins with the common one."""
         means = self.means(state, updates, assignment)
         clusters = max([self.clusters_in(state), *(k + 1 for k in assignment.values())])
-        return {slot: means.get(slot) or state.bank[GLOBAL] for slot in map(cluster_slot, range(clusters))}
+        return {
+            slot: means.get(slot) or state.bank[GLOBAL]
+            for slot in map(cluster_slot, range(clusters))
+        }
 
-    def cluster_weights(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> list[float]:
+    def cluster_weights(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> list[float]:
         """Each cluster's share of the weight of all models that count in one, w_k (thesis Eq. 5.5)."""
         weights = dict.fromkeys(self.slots, 0.0)
         for update in heads(updates):
             for name, weight in self.counted(state, update, assignment).values():
                 if name in weights:
                     weights[name] += weight
-        total = sum(weights.values()) or 1.0  # all shares are zero if nobody trained a cluster's model
+        total = (
+            sum(weights.values()) or 1.0
+        )  # all shares are zero if nobody trained a cluster's model
         return [weight / total for weight in weights.values()]
 
     def with_common(
-        self, state: ServerState, centres: Mapping[str, Params], updates: Sequence[Update], assignment: Assignment
+        self,
+        state: ServerState,
+        centres: Mapping[str, Params],
+        updates: Sequence[Update],
+        assignment: Assignment,
     ) -> ServerState:
         """The state after a round, with these centres and their mean by `cluster_weights` as the common model."""
         weights = self.cluster_weights(state, updates, assignment)
@@ -316,4 +420,7 @@ class Method(ABC):
     def common(self, models: Mapping[str, Params], weights: Sequence[float]) -> Params:
         """Theta_g, the weighted mean of the centres (thesis Eq. 5.6); it stays where all weights are zero."""
         centres = [models[slot] for slot in self.slots]
-        return weighted_mean(((m, w) for m, w in zip(centres, weights) if w), models.get(GLOBAL, centres[0]))
+        return weighted_mean(
+            ((m, w) for m, w in zip(centres, weights) if w),
+            models.get(GLOBAL, centres[0]),
+        )

@@ -16,7 +16,16 @@ from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.penalties import Proximal
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Assignment, Counts, Download, Mapped, Plan, ServerState, Traits, Update
+from cfl_flare.methods.state import (
+    Assignment,
+    Counts,
+    Download,
+    Mapped,
+    Plan,
+    ServerState,
+    Traits,
+    Update,
+)
 from cfl_flare.methods.wrapper import Wrapper
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
@@ -46,8 +55,12 @@ class CAM(Wrapper):
     name: ClassVar[str] = "cam"
     paper: ClassVar[str] = "Ma et al. 2023 (NeurIPS), thesis ch. 7"
 
-    base: Method = setting(help="the method that clusters, with its own weighting and penalties")
-    warmup: int = setting(10, help="rounds in which only one of the two parts is trained", ge=0)
+    base: Method = setting(
+        help="the method that clusters, with its own weighting and penalties"
+    )
+    warmup: int = setting(
+        10, help="rounds in which only one of the two parts is trained", ge=0
+    )
     updates: str = setting(
         "simultaneous",
         help="simultaneous, both parts in each round, neither sees the other's new value (FedSim), or alternating, the "
@@ -61,26 +74,46 @@ class CAM(Wrapper):
         choices=("normalised", "damped"),
     )
     lam: float = setting(
-        0.01, help="lambda/2 ||theta_i - Theta_c(i)||^2 is added to the loss, where the server clusters (Eq. 12)", ge=0
+        0.01,
+        help="lambda/2 ||theta_i - Theta_c(i)||^2 is added to the loss, where the server clusters (Eq. 12)",
+        ge=0,
     )
 
     def __post_init__(self) -> None:
         clusters = isinstance(self.base, Method) and self.base.clusters > 0
-        require(clusters, f"method cam: base = {self.base!r} should be a method that clusters: ifca, fesem or wecfl")
+        require(
+            clusters,
+            f"method cam: base = {self.base!r} should be a method that clusters: ifca, fesem or wecfl",
+        )
         super().__post_init__()
         traits = self.base.traits
-        compared = () if self.chooses else ("compares_models", *(("takes_penalties",) if self.lam else ()))
-        for trait in traits.lacking("shares_centres", "serves_one", "whole_models", *compared):
+        compared = (
+            ()
+            if self.chooses
+            else ("compares_models", *(("takes_penalties",) if self.lam else ()))
+        )
+        for trait in traits.lacking(
+            "shares_centres", "serves_one", "whole_models", *compared
+        ):
             lacks = f"base = {self.base.label} {NEEDED[trait]}, or does not declare the trait {trait}"
-            raise ConfigError(f"method cam: {lacks}; leave that out, or take ifca, fesem or wecfl")
+            raise ConfigError(
+                f"method cam: {lacks}; leave that out, or take ifca, fesem or wecfl"
+            )
         sums = traits.indicator is None
-        require(sums, f"method cam: base = {self.base.label!r} compares whole models, not sums; take another")
+        require(
+            sums,
+            f"method cam: base = {self.base.label!r} compares whole models, not sums; take another",
+        )
 
     @property
     def traits(self) -> Traits:
         """A participant trains the common model as well; what it would choose by twice has one account."""
         base = self.base.traits.queries
-        twice = None if base is None or base.choices else replace(base, trainings=base.trainings + 1)
+        twice = (
+            None
+            if base is None or base.choices
+            else replace(base, trainings=base.trainings + 1)
+        )
         return replace(super().traits, queries=twice)
 
     @property
@@ -89,12 +122,21 @@ class CAM(Wrapper):
 
     def state_of(self, state: ServerState, i: int) -> ServerState:
         """All but Theta_g; rounds count where the base clusters."""
-        clustered = sum(self.trains(r)[0] and not self.alone(r) for r in range(state.round))
-        return replace(state, bank={k: m for k, m in state.bank.items() if k != SHARED}, round=clustered)
+        clustered = sum(
+            self.trains(r)[0] and not self.alone(r) for r in range(state.round)
+        )
+        return replace(
+            state,
+            bank={k: m for k, m in state.bank.items() if k != SHARED},
+            round=clustered,
+        )
 
     def update_of(self, i: int, update: Update) -> Update:
         """An update without the difference of Theta_g."""
-        return replace(update, diffs={slot: diff for slot, diff in update.diffs.items() if slot != SHARED})
+        return replace(
+            update,
+            diffs={slot: diff for slot, diff in update.diffs.items() if slot != SHARED},
+        )
 
     @property
     def label(self) -> str:
@@ -105,14 +147,19 @@ class CAM(Wrapper):
         """The base, with the k-means objective as a term of the participants' loss (Eq. 12)."""
         if self.chooses or not self.lam:
             return self.base
-        return replace(self.base, penalties=(*self.base.penalties, Proximal(mu=self.lam)))
+        return replace(
+            self.base, penalties=(*self.base.penalties, Proximal(mu=self.lam))
+        )
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
         super().check(layout, rounds)
         if rounds is None:
             return
         left = rounds - self.warmup
-        require(left > 0, f"method cam: warmup = {self.warmup} leaves none of {rounds} rounds; lower it")
+        require(
+            left > 0,
+            f"method cam: warmup = {self.warmup} leaves none of {rounds} rounds; lower it",
+        )
         paired = self.updates == "simultaneous" or left % 2 == 0
         each = "updates = 'alternating' takes two rounds, one for the clusters' part and one for the global one"
         odd = f"but {left} are left after warmup = {self.warmup}"
@@ -124,12 +171,16 @@ class CAM(Wrapper):
         second = self.updates == "alternating" and later > 0 and later % 2 == 1
         return replace(plan, draw=state.round - 1) if second else plan
 
-    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+    def start(
+        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+    ) -> ServerState:
         """The base's models, and Theta_g from a seed of its own."""
         state = self.base.start(initial, participants)
         common = f"method cam: base = {self.base.label!r} has no common model ({GLOBAL!r}), which ends the warm-up"
         require(self.chooses or GLOBAL in state.bank, f"{common}; take fesem or wecfl")
-        return replace(state, bank={**state.bank, SHARED: initial(max(1, self.clusters))})
+        return replace(
+            state, bank={**state.bank, SHARED: initial(max(1, self.clusters))}
+        )
 
     @property
     def chooses(self) -> bool:
@@ -141,7 +192,11 @@ class CAM(Wrapper):
         if round_number < self.warmup:
             return not self.chooses, self.chooses
         later = round_number - self.warmup
-        return (True, True) if self.updates == "simultaneous" else (later % 2 == 0, later % 2 == 1)
+        return (
+            (True, True)
+            if self.updates == "simultaneous"
+            else (later % 2 == 0, later % 2 == 1)
+        )
 
     def alone(self, round_number: int) -> bool:
         """True for a warm-up round in which each participant keeps its own model."""
@@ -157,8 +212,12 @@ class CAM(Wrapper):
         sent = self.base.distribute(state, participant)
         slots = (SHARED, *sent.slots)
         if not clusters:
-            return replace(sent, slots=slots, returns=(SHARED,), to_train=(), trains_choice=False)
-        return replace(sent, slots=slots, returns=(*sent.returned, *([SHARED] if shared else [])))
+            return replace(
+                sent, slots=slots, returns=(SHARED,), to_train=(), trains_choice=False
+            )
+        return replace(
+            sent, slots=slots, returns=(*sent.returned, *([SHARED] if shared else []))
+        )
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Trains both parts, or one in some rounds. Neither sees the other's new value in this round."""
@@ -176,12 +235,19 @@ class CAM(Wrapper):
         personal = centre = self._centre(learner, download)
         before = learner.with_private(centre)
         if clusters:  # theta_i from Theta_c(i), with Theta_g frozen (Eq. 5, Eq. 13)
-            update = self.clustering.local_update(self._beside_shared(learner, download), inner)
+            update = self.clustering.local_update(
+                self._beside_shared(learner, download), inner
+            )
             personal = centre + next(iter(update.diffs.values()))
         if common:  # theta_i^0 from Theta_g, with Theta_c(i) frozen (Eq. 8, Eq. 15)
             trained = learner.part(SHARED).beside(before).train(shared)
-            chosen = next((k for k, slot in inner.choices.items() if inner.model(slot) is centre), None)
-            update = replace(update, diffs={**update.diffs, SHARED: trained - shared}, cluster=chosen)
+            chosen = next(
+                (k for k, slot in inner.choices.items() if inner.model(slot) is centre),
+                None,
+            )
+            update = replace(
+                update, diffs={**update.diffs, SHARED: trained - shared}, cluster=chosen
+            )
             shared = trained
         learner.trained = Served((shared, personal), parts=(SHARED, ""))
         return update
@@ -192,13 +258,20 @@ class CAM(Wrapper):
 
     def _centre(self, learner: Learner, download: Download) -> Params:
         """Theta_c(i)."""
-        (centre,) = Served.of(self.base.serve(self._beside_shared(learner, download), without_shared(download))).models
+        (centre,) = Served.of(
+            self.base.serve(
+                self._beside_shared(learner, download), without_shared(download)
+            )
+        ).models
         return centre
 
     def _own_update(self, learner: Learner, download: Download) -> Update:
         """FeSEM-CAM's warm-up: trains its own theta_i further, and sends it in the last warm-up round (sec. 3.3)."""
         trained = learner.memory["own"] = learner.train(self._personal(learner))
-        diffs = {slot: trained - model for slot, model in zip(download.slots, download.models)}
+        diffs = {
+            slot: trained - model
+            for slot, model in zip(download.slots, download.models)
+        }
         return Update(learner.participant, learner.samples, diffs)
 
     def _personal(self, learner: Learner) -> Params:
@@ -208,30 +281,47 @@ class CAM(Wrapper):
         """As the base (Eq. 2; Eq. 11 on the theta_i); where participants choose, in the global model's rounds, too."""
         if self.alone(state.round) or (state.round < self.warmup and self.chooses):
             return {}
-        return super().assign(state, updates) if self.chooses or self.trains(state.round)[0] else {}
+        return (
+            super().assign(state, updates)
+            if self.chooses or self.trains(state.round)[0]
+            else {}
+        )
 
-    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+    def counts_in(
+        self, state: ServerState, update: Update, assignment: Assignment
+    ) -> Counts:
         """The base's models as in the base, the global one in the global mean."""
-        return {**self.by_slot(only_shared(update)), **super().counts_in(state, update, assignment)}
+        return {
+            **self.by_slot(only_shared(update)),
+            **super().counts_in(state, update, assignment),
+        }
 
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> ServerState:
         """The base's Theta_k (Eq. 6, 11), and Theta_g = sum psi_i theta_i^0 (Eq. 9)."""
         after = state.after({}, assignment)
         if assignment and self.trains(state.round)[0]:
             of_base = self.seen_by(0, updates)
             after = self.base.aggregate(state, of_base, assignment)
             if self.step == "damped":
-                after = self._damped(state, after, self.base.cluster_weights(state, of_base, assignment))
+                after = self._damped(
+                    state, after, self.base.cluster_weights(state, of_base, assignment)
+                )
         shared = self.means(state, Mapped(updates, only_shared))[SHARED]
         return replace(after, bank={**after.bank, SHARED: shared})
 
-    def _damped(self, state: ServerState, after: ServerState, shares: Sequence[float]) -> ServerState:
+    def _damped(
+        self, state: ServerState, after: ServerState, shares: Sequence[float]
+    ) -> ServerState:
         """Moves Theta_k towards its members' mean by their share alone (NeurIPS Eq. 6)."""
         bank = dict(after.bank)
         for k, share in enumerate(shares):
             old, new = state.bank.get(cluster_slot(k)), after.bank[cluster_slot(k)]
             if old is not None:
-                bank[cluster_slot(k)] = weighted_mean([(new, share), (old, 1 - share)], old)
+                bank[cluster_slot(k)] = weighted_mean(
+                    [(new, share), (old, 1 - share)], old
+                )
         if GLOBAL in bank:
             bank[GLOBAL] = self.base.common(bank, shares)
         return replace(after, bank=bank)
@@ -242,7 +332,10 @@ class CAM(Wrapper):
             return self._personal(learner)
         if len(download.slots) == 1:
             return Served((download.model(SHARED),), parts=(SHARED,))
-        return Served((download.model(SHARED), self._centre(learner, download)), parts=(SHARED, ""))
+        return Served(
+            (download.model(SHARED), self._centre(learner, download)),
+            parts=(SHARED, ""),
+        )
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """Both parts after one more local round, each in a sum with the other's old value (thesis sec. 7.4.4)."""
@@ -251,22 +344,42 @@ class CAM(Wrapper):
         if len(models) == 1:  # in the warm-up
             return tune(learner.part(SHARED) if self.chooses else learner, models[0])
         shared, personal = models
-        return Served((tune(learner.part(SHARED).beside(personal), shared), tune(learner.beside(shared), personal)))
+        return Served(
+            (
+                tune(learner.part(SHARED).beside(personal), shared),
+                tune(learner.beside(shared), personal),
+            )
+        )
 
     def join(self, state: ServerState, update: Update) -> ServerState:
         return Method.join(self, state, update)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        shared, of_base = state.bank[SHARED], self.base.models(self.state_of(state, 0), layout)
-        return {s: replace(of, models=(shared, *of.models), parts=(SHARED, "")) for s, of in of_base.items()}
+        shared, of_base = (
+            state.bank[SHARED],
+            self.base.models(self.state_of(state, 0), layout),
+        )
+        return {
+            s: replace(of, models=(shared, *of.models), parts=(SHARED, ""))
+            for s, of in of_base.items()
+        }
 
 
 def only_shared(update: Update) -> Update:
     """The part of an update that belongs to the global model."""
-    return replace(update, diffs={slot: diff for slot, diff in update.diffs.items() if slot == SHARED})
+    return replace(
+        update,
+        diffs={slot: diff for slot, diff in update.diffs.items() if slot == SHARED},
+    )
 
 
 def without_shared(download: Download) -> Download:
     """The part of a download that belongs to the base."""
-    pairs = [(slot, model) for slot, model in zip(download.slots, download.models) if slot != SHARED]
-    return replace(download, slots=tuple(s for s, _ in pairs), models=tuple(m for _, m in pairs))
+    pairs = [
+        (slot, model)
+        for slot, model in zip(download.slots, download.models)
+        if slot != SHARED
+    ]
+    return replace(
+        download, slots=tuple(s for s, _ in pairs), models=tuple(m for _, m in pairs)
+    )

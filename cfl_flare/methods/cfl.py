@@ -15,14 +15,26 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.agglomerative import agglomerate, distances_between, distances_to_means
+from cfl_flare.clustering.agglomerative import (
+    agglomerate,
+    distances_between,
+    distances_to_means,
+)
 from cfl_flare.clustering.floor import Sizes
 from cfl_flare.clustering.measures import points
 from cfl_flare.core.params import Layout, Params, WeightedMean
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
 from cfl_flare.methods.slots import COMPARED, is_cluster
-from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, ServerState, Traits, Update
+from cfl_flare.methods.state import (
+    PLAIN,
+    Assignment,
+    Counts,
+    Download,
+    ServerState,
+    Traits,
+    Update,
+)
 from cfl_flare.training.ensemble import Served
 
 SPLITS = "splits"
@@ -53,8 +65,13 @@ class CFL(Method):
     name: ClassVar[str] = "cfl"
     paper: ClassVar[str] = "Sattler et al. 2020"
 
-    eps1: float = setting(help="a cluster may be split when the norm of its members' mean update is below this", ge=0)
-    eps2: float = setting(help="and the largest norm of a member's update is above this", ge=0)
+    eps1: float = setting(
+        help="a cluster may be split when the norm of its members' mean update is below this",
+        ge=0,
+    )
+    eps2: float = setting(
+        help="and the largest norm of a member's update is above this", ge=0
+    )
     min_rounds: int = setting(0, help="rounds before the first split", ge=0)
     gamma_max: float | None = setting(
         None,
@@ -68,23 +85,38 @@ class CFL(Method):
         "similarity between the halves as small as possible (the paper's optimal bipartition)",
         choices=("complete", "single"),
     )
-    cluster_on: str | tuple[str, ...] = setting("all", help=COMPARED.format("whose updates are"))
+    cluster_on: str | tuple[str, ...] = setting(
+        "all", help=COMPARED.format("whose updates are")
+    )
 
     @property
     def traits(self) -> Traits:
         rule = "down the tree of splits, by cosine similarity"
-        return replace(PLAIN, clusters=1, joins_by=rule, cluster_on=self.cluster_on, compares_models=True)
+        return replace(
+            PLAIN,
+            clusters=1,
+            joins_by=rule,
+            cluster_on=self.cluster_on,
+            compares_models=True,
+        )
 
     def clusters_in(self, state: ServerState) -> int:
         return 1 + len(state.extras[SPLITS])
 
     def join(self, state: ServerState, update: Update) -> ServerState:
         """The newcomer goes one split further down; ``settled`` says how far. A single update splits no cluster."""
-        return replace(self.aggregate(state, [update], self.assign(state, [update])), bank=state.bank)
+        return replace(
+            self.aggregate(state, [update], self.assign(state, [update])),
+            bank=state.bank,
+        )
 
-    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+    def start(
+        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+    ) -> ServerState:
         """One cluster of all. ``splits`` has the parent of cluster 1, 2, ...; ``settled`` how many a member knows."""
-        return ServerState({cluster_slot(0): initial(0)}, extras={SPLITS: [], SETTLED: {}})
+        return ServerState(
+            {cluster_slot(0): initial(0)}, extras={SPLITS: [], SETTLED: {}}
+        )
 
     def open_split(self, state: ServerState, participant: str) -> int | None:
         """The new cluster of the first split of a participant's cluster at which it was absent."""
@@ -112,7 +144,11 @@ class CFL(Method):
                 cluster = self._closer(state, update, cluster, child)
             assignment[update.participant] = cluster
         for parent in self._ripe(state, updates):
-            members = [i for i, update in enumerate(updates) if cluster_slot(parent) in update.diffs]
+            members = [
+                i
+                for i, update in enumerate(updates)
+                if cluster_slot(parent) in update.diffs
+            ]
             names = [updates[i].participant for i in members]
             features = points(self.features(updates[i].main_diff) for i in members)
             halves = self._halves(features, state.sizes(names, {}))
@@ -122,12 +158,19 @@ class CFL(Method):
             assignment.update({name: new for name, half in zip(names, halves) if half})
         return assignment
 
-    def _closer(self, state: ServerState, update: Update, parent: int, child: int) -> int:
+    def _closer(
+        self, state: ServerState, update: Update, parent: int, child: int
+    ) -> int:
         """The half whose mean update at the split is closer by cosine similarity; ties go to the parent's id."""
         start = self.features(state.bank[parent_slot(child)])
         row = self.features(update.main_diff)[None]
-        means = [self.features(state.bank[half_slot(child, left)]) - start for left in (False, True)]
-        stayed, left = (float(distances_between(row, mean[None], "cosine")[0, 0]) for mean in means)
+        means = [
+            self.features(state.bank[half_slot(child, left)]) - start
+            for left in (False, True)
+        ]
+        stayed, left = (
+            float(distances_between(row, mean[None], "cosine")[0, 0]) for mean in means
+        )
         return child if left < stayed else parent
 
     def _ripe(self, state: ServerState, updates: Sequence[Update]) -> list[int]:
@@ -160,50 +203,94 @@ class CFL(Method):
         """
         halves = agglomerate(features, "cosine", self.linkage, k=2)
         if sizes is not None:
-            halves = sizes.assigned(halves, partial(distances_to_means, features, halves, "cosine"), needed=(0, 1))
+            halves = sizes.assigned(
+                halves,
+                partial(distances_to_means, features, halves, "cosine"),
+                needed=(0, 1),
+            )
             if not sizes.met(halves, needed=(0, 1)):
                 return None
         if self.gamma_max is None:
             return halves
-        crossing = 1 - distances_between(features[halves == 0], features[halves == 1], "cosine").min()
+        crossing = (
+            1
+            - distances_between(
+                features[halves == 0], features[halves == 1], "cosine"
+            ).min()
+        )
         return halves if crossing < np.sqrt((1 - self.gamma_max) / 2) else None
 
     @staticmethod
     def _of_clusters(updates: Iterable[Update]) -> Iterator[tuple[Update, str]]:
         """The updates to clusters' models, with their slots, without those that only choose a half."""
-        return ((update, slot) for update in updates for slot in update.diffs if is_cluster(slot))
+        return (
+            (update, slot)
+            for update in updates
+            for slot in update.diffs
+            if is_cluster(slot)
+        )
 
-    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+    def counts_in(
+        self, state: ServerState, update: Update, assignment: Assignment
+    ) -> Counts:
         """A model counts in the cluster that was trained, also where that is split; nowhere where it only chose."""
-        return {slot: means for slot, means in self.by_slot(update).items() if is_cluster(slot)}
+        return {
+            slot: means
+            for slot, means in self.by_slot(update).items()
+            if is_cluster(slot)
+        }
 
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> ServerState:
         """The weighted mean in each cluster as it was before this round's splits; both halves start from it."""
         bank = self.means(state, updates, assignment)
         of_slot = {cluster_slot(k): k for k in range(self.clusters_in(state))}
-        pairs = ((assignment[u.participant], of_slot[slot]) for u, slot in self._of_clusters(updates))
+        pairs = (
+            (assignment[u.participant], of_slot[slot])
+            for u, slot in self._of_clusters(updates)
+        )
         parents = {child: parent for child, parent in pairs if child != parent}
         for child, parent in sorted(parents.items()):
             bank[cluster_slot(child)] = bank[cluster_slot(parent)]
             bank[parent_slot(child)] = state.bank[cluster_slot(parent)]
         bank.update(self._half_means(state, updates, assignment, parents))
         splits = [*state.extras[SPLITS], *(parents[child] for child in sorted(parents))]
-        known = {name: self.open_split(state, name) or len(splits) for name in assignment}
-        return state.after(bank, assignment, splits=splits, settled={**state.extras[SETTLED], **known})
+        known = {
+            name: self.open_split(state, name) or len(splits) for name in assignment
+        }
+        return state.after(
+            bank, assignment, splits=splits, settled={**state.extras[SETTLED], **known}
+        )
 
     def _half_means(
-        self, state: ServerState, updates: Sequence[Update], assignment: Assignment, parents: dict[int, int]
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+        assignment: Assignment,
+        parents: dict[int, int],
     ) -> dict[str, Params]:
         """The mean models of the halves of clusters that are split, for participants that return later."""
         children = {cluster_slot(parent): child for child, parent in parents.items()}
         means: dict[str, WeightedMean] = {}
         for update, slot in self._of_clusters(updates):
             if slot in children:
-                half = half_slot(children[slot], assignment[update.participant] == children[slot])
+                half = half_slot(
+                    children[slot], assignment[update.participant] == children[slot]
+                )
                 mean = means.setdefault(half, WeightedMean(state.bank[slot].layout))
                 mean.add(state.trained(update), self.weight(update))
-        sent = {child: state.bank[cluster_slot(parent)] for child, parent in parents.items()}
-        return {half: mean.result(sent[int(half.rpartition("-")[2])]) for half, mean in means.items()}
+        sent = {
+            child: state.bank[cluster_slot(parent)] for child, parent in parents.items()
+        }
+        return {
+            half: mean.result(sent[int(half.rpartition("-")[2])])
+            for half, mean in means.items()
+        }
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        return {slot: Served((model,)) for slot, model in state.bank.items() if is_cluster(slot)}
+        return {
+            slot: Served((model,))
+            for slot, model in state.bank.items()
+            if is_cluster(slot)
+        }

@@ -21,8 +21,22 @@ from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import GLOBAL, Method
 from cfl_flare.methods.fedavg import FedAvg, FedProx
 from cfl_flare.methods.personal import HEAD, BackboneOnly, FedBABU, FedPer
-from cfl_flare.methods.slots import BACKBONE, last_block, parameters_outside, split_layers, with_part
-from cfl_flare.methods.state import Assignment, Counts, Download, Plan, ServerState, Traits, Update
+from cfl_flare.methods.slots import (
+    BACKBONE,
+    last_block,
+    parameters_outside,
+    split_layers,
+    with_part,
+)
+from cfl_flare.methods.state import (
+    Assignment,
+    Counts,
+    Download,
+    Plan,
+    ServerState,
+    Traits,
+    Update,
+)
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 
@@ -31,7 +45,9 @@ SHARED = "shared"
 AU = "au"
 # In the state once stage 1 is done: the percentile points between clusters.
 THRESHOLDS = "thresholds"
-BASES: dict[str, FedAvg] = {m.name: m for m in (FedAvg(), FedProx(), FedBABU(finetune=False), FedPer())}
+BASES: dict[str, FedAvg] = {
+    m.name: m for m in (FedAvg(), FedProx(), FedBABU(finetune=False), FedPer())
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +70,14 @@ class FedCUAU(Method):
     paper: ClassVar[str] = "FedCUAU (anonymous, under review)"
 
     base: Method | str = setting(
-        "fedavg", help="what is improved: fedavg, fedprox, fedbabu, fedper, or one of them with settings of its own"
+        "fedavg",
+        help="what is improved: fedavg, fedprox, fedbabu, fedper, or one of them with settings of its own",
     )
-    k: int = setting(2, help="number of clusters C; cluster 0 is C1, of the least heterogeneous data", ge=2)
+    k: int = setting(
+        2,
+        help="number of clusters C; cluster 0 is C1, of the least heterogeneous data",
+        ge=2,
+    )
     cluster_layers: tuple[str, ...] | None = setting(
         None,
         help="the layers of which each cluster has a copy, as names or beginnings of names (body.layer4); None for the "
@@ -69,7 +90,8 @@ class FedCUAU(Method):
         gt=0,
     )
     finetune: bool = setting(
-        False, help="serve the own cluster's model, fine-tuned (personalised accuracy), and not C1's (initial accuracy)"
+        False,
+        help="serve the own cluster's model, fine-tuned (personalised accuracy), and not C1's (initial accuracy)",
     )
     finetune_epochs: int | None = 5
 
@@ -77,14 +99,30 @@ class FedCUAU(Method):
         super().__post_init__()
         base = BASES.get(self.base) if isinstance(self.base, str) else self.base
         known = base is not None and type(base) in {type(m) for m in BASES.values()}
-        require(known, f"method fedcuau: base = {self.base!r} should be one of {', '.join(BASES)}")
+        require(
+            known,
+            f"method fedcuau: base = {self.base!r} should be one of {', '.join(BASES)}",
+        )
         object.__setattr__(self, "base", base)
-        require(not self.inner.finetune, "method fedcuau: finetune belongs to the whole; set base's finetune = False")
-        require(self.weighting == "samples", "method fedcuau: weighting belongs to its base; give it there")
+        require(
+            not self.inner.finetune,
+            "method fedcuau: finetune belongs to the whole; set base's finetune = False",
+        )
+        require(
+            self.weighting == "samples",
+            "method fedcuau: weighting belongs to its base; give it there",
+        )
         layers = self.cluster_layers
         if layers is not None:
-            valid = isinstance(layers, (list, tuple)) and bool(layers) and all(isinstance(n, str) for n in layers)
-            require(valid, f"method fedcuau: cluster_layers = {layers!r} should be a list of names, or None")
+            valid = (
+                isinstance(layers, (list, tuple))
+                and bool(layers)
+                and all(isinstance(n, str) for n in layers)
+            )
+            require(
+                valid,
+                f"method fedcuau: cluster_layers = {layers!r} should be a list of names, or None",
+            )
             object.__setattr__(self, "cluster_layers", tuple(layers))
 
     @property
@@ -111,7 +149,10 @@ class FedCUAU(Method):
 
     def join(self, state: ServerState, update: Update) -> ServerState:
         """`aggregate` places the newcomer, as its first update is not a model that could be compared."""
-        return replace(self.aggregate(state, [update], self.assign(state, [update])), bank=state.bank)
+        return replace(
+            self.aggregate(state, [update], self.assign(state, [update])),
+            bank=state.bank,
+        )
 
     @property
     def headless(self) -> bool:
@@ -126,7 +167,9 @@ class FedCUAU(Method):
         Later rounds sample as the base's rounds, which have no stage 1 before them.
         """
         first = self.is_stage_one(state)
-        return Plan(everyone=first, draw=max(0, state.round - 1), fewest=self.k if first else 1)
+        return Plan(
+            everyone=first, draw=max(0, state.round - 1), fewest=self.k if first else 1
+        )
 
     def is_stage_one(self, state: ServerState) -> bool:
         """Whether the coming round is stage 1 (lines 2-9)."""
@@ -136,23 +179,37 @@ class FedCUAU(Method):
         super().check(layout, rounds)
         self.inner.check(layout)
         there = layout.head.size > 0
-        require(there, "method fedcuau: stage 1 sends the head; take a model with a torch.nn.Linear layer")
+        require(
+            there,
+            "method fedcuau: stage 1 sends the head; take a model with a torch.nn.Linear layer",
+        )
         self.parts(layout)
         enough = rounds is None or rounds > 1
-        require(enough, f"method fedcuau: stage 1 takes the first of {rounds} rounds; add some")
+        require(
+            enough,
+            f"method fedcuau: stage 1 takes the first of {rounds} rounds; add some",
+        )
 
     def parts(self, layout: Layout) -> tuple[Layout, Layout]:
         """The parts of a model that travel: its shared layers, and its cluster layers (sec. 6.1)."""
         travels = layout.backbone if self.headless else layout
         given = self.cluster_layers or last_block(layout, self.headless)
-        return split_layers(travels, given, f"{self.where}: cluster_layers = {list(given)}")
+        return split_layers(
+            travels, given, f"{self.where}: cluster_layers = {list(given)}"
+        )
 
-    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+    def start(
+        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+    ) -> ServerState:
         """All copies start from the run's initial model (line 10). AU has the layout of the head."""
         model = initial(0)
         shared, cluster = self.parts(model.layout)
         head = model.take(model.layout.head)
-        bank = {SHARED: model.take(shared), **{slot: model.take(cluster) for slot in self.slots}, AU: head - head}
+        bank = {
+            SHARED: model.take(shared),
+            **{slot: model.take(cluster) for slot in self.slots},
+            AU: head - head,
+        }
         return ServerState({**bank, HEAD: head} if self.headless else bank)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
@@ -168,7 +225,9 @@ class FedCUAU(Method):
             return Download((SHARED, self.slots[0]), returns=(AU,))
         served = cluster if self.finetune or isinstance(self.inner, FedPer) else 0
         trains = self.slots[cluster:]
-        return Download((SHARED, self.slots[served]), to_train=trains, returns=(*trains, SHARED))
+        return Download(
+            (SHARED, self.slots[served]), to_train=trains, returns=(*trains, SHARED)
+        )
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         if not download.slots[2:]:
@@ -178,8 +237,14 @@ class FedCUAU(Method):
     def client_update(self, learner: Learner) -> Update:
         """Stage 1: CU_k of the head, after one local epoch of all layers from the initial model (lines 5, 16-19)."""
         start = learner.initial(0)
-        trained = learner.in_round(0, self.stage1_lr).train(start, purpose="stage 1", epochs=1)
-        return Update(learner.participant, learner.samples, {AU: (trained - start).take(start.layout.head)})
+        trained = learner.in_round(0, self.stage1_lr).train(
+            start, purpose="stage 1", epochs=1
+        )
+        return Update(
+            learner.participant,
+            learner.samples,
+            {AU: (trained - start).take(start.layout.head)},
+        )
 
     def cluster_client_update(self, learner: Learner, download: Download) -> Update:
         """Stage 2: the base's step on (w^s, w^CC), then each w^Cj from j = own on under the new w^s (lines 20-25).
@@ -191,7 +256,9 @@ class FedCUAU(Method):
         *copies, last = download.slots[2:]
         update = self.inner.local_update(view, self._composed(learner, download, last))
         (diff,) = update.diffs.values()
-        diffs = {slot: diff.take(download.model(slot).layout) for slot in (SHARED, last)}
+        diffs = {
+            slot: diff.take(download.model(slot).layout) for slot in (SHARED, last)
+        }
         joint = view.trained
         assert isinstance(joint, Params)
         learner.trained = joint
@@ -214,7 +281,9 @@ class FedCUAU(Method):
         if self.headless:
             layout = layout.backbone
             name = BACKBONE
-        return Download((name,), (layout.join(download.model(SHARED), download.model(slot)),))
+        return Download(
+            (name,), (layout.join(download.model(SHARED), download.model(slot)),)
+        )
 
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """In stage 2 all stay in their clusters.
@@ -223,13 +292,20 @@ class FedCUAU(Method):
         """
         if any(AU in update.diffs for update in updates):
             return {}
-        return {update.participant: state.assignment[update.participant] for update in updates}
+        return {
+            update.participant: state.assignment[update.participant]
+            for update in updates
+        }
 
-    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+    def counts_in(
+        self, state: ServerState, update: Update, assignment: Assignment
+    ) -> Counts:
         """Each copy of layers counts in the mean of that copy (line 13)."""
         return self.by_slot(update)
 
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> ServerState:
         """AU = sum n_k/n CU_k (line 6), CUAU_k = ||CU_k - AU||_2 (line 8); each slot's mean (line 13).
 
         The pseudo-code's further 1/N and 1/K are misprints: with them no mean would be one.
@@ -238,15 +314,22 @@ class FedCUAU(Method):
         if self.is_stage_one(state):
             divergence = compute_divergences(updates, means[AU])
             bins, k = self.divide_by_rank(state, divergence)
-            return state.after(means, bins, **{THRESHOLDS: thresholds(divergence, bins, k)})
+            return state.after(
+                means, bins, **{THRESHOLDS: thresholds(divergence, bins, k)}
+            )
 
         # A participant that did stage 1 later is placed between the percentile points of round 0.
         au = state.bank[AU]
         limits = state.extras[THRESHOLDS]
-        placed = {name: bisect_left(limits, value) for name, value in compute_divergences(updates, au).items()}
+        placed = {
+            name: bisect_left(limits, value)
+            for name, value in compute_divergences(updates, au).items()
+        }
         return state.after({**means, AU: au}, placed)
 
-    def divide_by_rank(self, state: ServerState, divergence: Mapping[str, float]) -> tuple[dict[str, int], int]:
+    def divide_by_rank(
+        self, state: ServerState, divergence: Mapping[str, float]
+    ) -> tuple[dict[str, int], int]:
         """Assign P_{i-1/C} < CUAU_k <= P_{i/C} (line 9), by rank, as in print the smallest would be in no cluster.
 
         Returns:
@@ -255,7 +338,9 @@ class FedCUAU(Method):
         sizes = state.sizes([*divergence])
         for k in range(self.k, 0, -1):
             bins = by_rank(divergence, k)
-            if sizes is None or sizes.met(np.array([bins[name] for name in divergence])):
+            if sizes is None or sizes.met(
+                np.array([bins[name] for name in divergence])
+            ):
                 break
         return bins, k
 
@@ -263,7 +348,9 @@ class FedCUAU(Method):
         """Predict with C1's model or the own cluster's, before stage 1 with the initial model."""
         if not download.slots:
             return learner.initial(0)
-        return self.inner.serve(_stage_two(learner), self._composed(learner, download, download.slots[1]))
+        return self.inner.serve(
+            _stage_two(learner), self._composed(learner, download, download.slots[1])
+        )
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """The personalised model (sec. 6.3)."""
@@ -277,7 +364,10 @@ class FedCUAU(Method):
             head = state.bank[HEAD]
             rest.append(head)
             untrained = self.inner.untrained(head)
-        return {slot: Served((layout.join(*rest, state.bank[slot]),), untrained=untrained) for slot in self.slots}
+        return {
+            slot: Served((layout.join(*rest, state.bank[slot]),), untrained=untrained)
+            for slot in self.slots
+        }
 
 
 def compute_divergences(updates: Sequence[Update], au: Params) -> dict[str, float]:

@@ -21,7 +21,16 @@ from cfl_flare.core.seeds import derive
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
 from cfl_flare.methods.fedavg import Adapting
-from cfl_flare.methods.state import CLUSTERED, Assignment, Counts, Download, Indicator, ServerState, Traits, Update
+from cfl_flare.methods.state import (
+    CLUSTERED,
+    Assignment,
+    Counts,
+    Download,
+    Indicator,
+    ServerState,
+    Traits,
+    Update,
+)
 from cfl_flare.training.ensemble import Served
 
 # The untrained model from which a newcomer trains until it has a cluster, and the clusters from which the others start.
@@ -42,14 +51,24 @@ class FedDS(Method):
     name: ClassVar[str] = "fedds"
     paper: ClassVar[str] = "Li et al. 2022 (FedDSMIC): Alg. 1, Eq. 6, 7, 17"
 
-    k: int = setting(3, help="number of clusters C; each centre starts from its own seed", ge=1, le=1000)
-    indicator_samples: int = setting(10, help="indicator samples of each class, N_c", ge=1)
+    k: int = setting(
+        3,
+        help="number of clusters C; each centre starts from its own seed",
+        ge=1,
+        le=1000,
+    )
+    indicator_samples: int = setting(
+        10, help="indicator samples of each class, N_c", ge=1
+    )
     indicator_file: str | None = setting(
         None,
         help="file on the server, in MedMNIST's layout, from which they are drawn; a relative path is also looked up "
         "in the server's $CFL_DATA_ROOT. None for a simulation",
     )
-    seed: int = setting(0, help="seed by which participants are spread over the centres in their first round")
+    seed: int = setting(
+        0,
+        help="seed by which participants are spread over the centres in their first round",
+    )
 
     @property
     def traits(self) -> Traits:
@@ -58,19 +77,30 @@ class FedDS(Method):
         rule = "smallest KL divergence on the indicator samples"
         at_server = "the server compares what whole models predict, and it has no private layers"
         return replace(
-            CLUSTERED, clusters=self.k, joins_by=rule, mergeable=True, indicator=samples, no_private=at_server
+            CLUSTERED,
+            clusters=self.k,
+            joins_by=rule,
+            mergeable=True,
+            indicator=samples,
+            no_private=at_server,
         )
 
-    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+    def start(
+        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+    ) -> ServerState:
         """Start C centres from C seeds (Alg. 1, line 1), and an untrained model for newcomers.
 
         The participants are spread over the centres evenly, in an order that depends on their names and the seed alone.
         Participants that join the run later are newcomers.
         """
         models = {slot: initial(k) for k, slot in enumerate(self.slots)}
-        order = sorted(participants, key=lambda name: (derive(self.seed, "start", name), name))
+        order = sorted(
+            participants, key=lambda name: (derive(self.seed, "start", name), name)
+        )
         spread = {name: i % self.k for i, name in enumerate(order)}
-        return ServerState(bank={**models, NEWCOMER: initial(self.k)}, extras={START: spread})
+        return ServerState(
+            bank={**models, NEWCOMER: initial(self.k)}, extras={START: spread}
+        )
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Send the centre of the participant's cluster (Alg. 1, line 18).
@@ -91,7 +121,9 @@ class FedDS(Method):
         """
         predict = state.logits
         if predict is None:
-            raise ConfigError(f"method {self.name}: the server has no indicator samples; provide some")
+            raise ConfigError(
+                f"method {self.name}: the server has no indicator samples; provide some"
+            )
         slots = self.slots[: state.possible(self.k)]
         centres = predict([state.bank[slot] for slot in slots])
         rows = {}
@@ -101,7 +133,9 @@ class FedDS(Method):
         distances = np.stack([*rows.values()])
         return state.placed([*rows], distances.argmin(axis=1), lambda: distances)
 
-    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+    def counts_in(
+        self, state: ServerState, update: Update, assignment: Assignment
+    ) -> Counts:
         """Count a trained model in the cluster that predicts most like it (Eq. 17).
 
         A newcomer's model did not start from a centre. It decides the cluster and counts nowhere.
@@ -110,7 +144,9 @@ class FedDS(Method):
             return {}
         return self.by_cluster(update, assignment)
 
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> ServerState:
         """Compute w~_c = sum n_i / n_c w_i inside each cluster (Eq. 17). An empty cluster keeps its centre.
 
         For penalties that need it, the mean of the centres is kept as well (thesis Eq. 5.6).

@@ -26,7 +26,16 @@ from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.fedac_tuning import Clusters, as_json, tune
 from cfl_flare.methods.personal import OwnModel
 from cfl_flare.methods.slots import GLOBAL, cluster_slot, require_part
-from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update
+from cfl_flare.methods.state import (
+    PLAIN,
+    Assignment,
+    Counts,
+    Download,
+    Plan,
+    ServerState,
+    Traits,
+    Update,
+)
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.losses import Pull, Term
 
@@ -51,10 +60,14 @@ class FedAC(OwnModel):
     weighting: str = "uniform"
     k: int = setting(help="number of clusters to begin with", ge=1, le=1000)
     mu: float = setting(
-        0.1, help="mu/2 ||omega_i - Omega_c(i)||^2 holds a model near its cluster's centre (Eq. 3)", ge=0
+        0.1,
+        help="mu/2 ||omega_i - Omega_c(i)||^2 holds a model near its cluster's centre (Eq. 3)",
+        ge=0,
     )
     lam: float = setting(
-        0.1, help="lambda/2 ||phi_i - Phi||^2 holds its backbone near the global embedding (Eq. 3)", ge=0
+        0.1,
+        help="lambda/2 ||phi_i - Phi||^2 holds its backbone near the global embedding (Eq. 3)",
+        ge=0,
     )
     similarity: str = setting(
         "lrcos",
@@ -62,26 +75,45 @@ class FedAC(OwnModel):
         choices=("lrcos", "l2"),
     )
     dimensions: int = setting(
-        50, help="dimensions D of the map; at most one less than the participants of the round that fits it", ge=1
+        50,
+        help="dimensions D of the map; at most one less than the participants of the round that fits it",
+        ge=1,
     )
-    map_every: int = setting(100, help="rounds after which the map is fitted again", ge=1)
+    map_every: int = setting(
+        100, help="rounds after which the map is fitted again", ge=1
+    )
     tuning: bool = setting(True, help="let the number of clusters change (Alg. 3)")
-    low: float = setting(0.2, help="a; a cluster whose dispersion G_k is below it is merged into the nearest one")
-    high: float = setting(0.8, help="b; a cluster whose dispersion G_k is above it is split in two; above low")
-    cooldown: int = setting(10, help="rounds in which a merge or a split is not undone", ge=0)
-    starts: int = setting(10, help="k-means++ starts of the first E-step; the best is kept", ge=1, le=1000)
+    low: float = setting(
+        0.2,
+        help="a; a cluster whose dispersion G_k is below it is merged into the nearest one",
+    )
+    high: float = setting(
+        0.8,
+        help="b; a cluster whose dispersion G_k is above it is split in two; above low",
+    )
+    cooldown: int = setting(
+        10, help="rounds in which a merge or a split is not undone", ge=0
+    )
+    starts: int = setting(
+        10, help="k-means++ starts of the first E-step; the best is kept", ge=1, le=1000
+    )
     seed: int = setting(0, help="seed of those starts, and of splits", bounds=SEED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         ordered = 0 <= self.low < self.high < float("inf")
-        require(ordered, f"{self.where}: low = {self.low} and high = {self.high} should be 0 <= low < high")
+        require(
+            ordered,
+            f"{self.where}: low = {self.low} and high = {self.high} should be 0 <= low < high",
+        )
 
     @property
     def traits(self) -> Traits:
         """K at first. Newcomers are placed as in `WeCFL.assign`, as the run's map and known models are gone."""
         rule = "centre closest in direction, from the common model"
-        return replace(PLAIN, clusters=self.k, joins_by=rule, compares_models=True, archives=True)
+        return replace(
+            PLAIN, clusters=self.k, joins_by=rule, compares_models=True, archives=True
+        )
 
     def clusters_in(self, state: ServerState) -> int:
         """Ids given out: each split takes a new one."""
@@ -93,13 +125,19 @@ class FedAC(OwnModel):
 
     def check(self, layout: Layout, rounds: int | None = None) -> None:
         super().check(layout, rounds)
-        require_part(layout, "backbone", "method fedac: the backbone is the embedding, but {}")
+        require_part(
+            layout, "backbone", "method fedac: the backbone is the embedding, but {}"
+        )
 
-    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+    def start(
+        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+    ) -> ServerState:
         """One common model, and its embedding (Alg. 1, line 1)."""
         model = initial(0)
         bank = {GLOBAL: model, PHI: model.take(model.layout.backbone)}
-        return ServerState(bank, extras={"ids": self.k, "known": {}, "map": None, "changes": []})
+        return ServerState(
+            bank, extras={"ids": self.k, "known": {}, "map": None, "changes": []}
+        )
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         """Send the centre of the participant's cluster, or the common model, and the global embedding (line 5)."""
@@ -133,22 +171,32 @@ class FedAC(OwnModel):
         if self.map_round(state) == state.round:
             self.fit_map(state, updates, known)
 
-        rows = mapped([known.parameters(name) for name in known.versions], self.read_map(state))
+        rows = mapped(
+            [known.parameters(name) for name in known.versions], self.read_map(state)
+        )
         if not state.assignment:
             return self.cluster_first_time(state, known, rows)
         return self.assign_to_centres(state, known, rows)
 
-    def place_newcomers(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+    def place_newcomers(
+        self, state: ServerState, updates: Sequence[Update]
+    ) -> Assignment:
         """Place newcomers to a finished run by their directions from the common model."""
         common = state.bank[GLOBAL]
         slots = self.list_slots(state)
-        moves = np.stack([(state.trained(update) - common).part("all") for update in updates])
-        centres = np.stack([(state.bank[slot] - common).part("all") for slot in slots.values()])
+        moves = np.stack(
+            [(state.trained(update) - common).part("all") for update in updates]
+        )
+        centres = np.stack(
+            [(state.bank[slot] - common).part("all") for slot in slots.values()]
+        )
         nearest = distances_between(moves, centres, "cosine").argmin(axis=1)
         ids = list(slots)
         return {update.participant: ids[i] for update, i in zip(updates, nearest)}
 
-    def keep_models(self, state: ServerState, updates: Sequence[Update]) -> LatestModels:
+    def keep_models(
+        self, state: ServerState, updates: Sequence[Update]
+    ) -> LatestModels:
         """Write the round's trained models to the archive, and return all known models."""
         known = self.list_known(state, updates)
         for update in updates:
@@ -159,7 +207,9 @@ class FedAC(OwnModel):
         """The latest model of each participant, those of this round included."""
         assert state.archive is not None
         new = {update.participant: (state.round, update.samples) for update in updates}
-        return LatestModels(state.archive, state.bank[GLOBAL].layout, {**state.extras["known"], **new})
+        return LatestModels(
+            state.archive, state.bank[GLOBAL].layout, {**state.extras["known"], **new}
+        )
 
     def map_round(self, state: ServerState) -> int:
         """The round whose models the map of this round is fitted on: an earlier one, or this one."""
@@ -168,7 +218,9 @@ class FedAC(OwnModel):
             return state.round
         return int(fitted)
 
-    def fit_map(self, state: ServerState, updates: Sequence[Update], known: LatestModels) -> None:
+    def fit_map(
+        self, state: ServerState, updates: Sequence[Update], known: LatestModels
+    ) -> None:
         """Fit the map to the leading principal directions of the round's models (Alg. 2), and write it."""
         assert state.archive is not None
         models = [known.parameters(update.participant) for update in updates]
@@ -179,23 +231,34 @@ class FedAC(OwnModel):
         assert state.archive is not None
         return state.archive.get(MAP, self.map_round(state))
 
-    def cluster_first_time(self, state: ServerState, known: LatestModels, rows: np.ndarray) -> Assignment:
+    def cluster_first_time(
+        self, state: ServerState, known: LatestModels, rows: np.ndarray
+    ) -> Assignment:
         """Cluster the mapped models ``(m, D)`` by the best of some starts of k-means++."""
         names = [*known.versions]
         weights = np.ones(len(names))
         sizes = state.sizes(names)
-        labels = first_kmeans(self.scale_rows(rows), self.k, weights, self.starts, self.seed, sizes)
+        labels = first_kmeans(
+            self.scale_rows(rows), self.k, weights, self.starts, self.seed, sizes
+        )
         return dict(zip(names, labels.tolist()))
 
-    def assign_to_centres(self, state: ServerState, known: LatestModels, rows: np.ndarray) -> Assignment:
+    def assign_to_centres(
+        self, state: ServerState, known: LatestModels, rows: np.ndarray
+    ) -> Assignment:
         """Assign each mapped model ``(m, D)`` to the most similar mapped centre (Eq. 4)."""
         slots = self.list_slots(state)
         ids = list(slots)
-        centres = mapped([state.bank[slot].part("all") for slot in slots.values()], self.read_map(state))
+        centres = mapped(
+            [state.bank[slot].part("all") for slot in slots.values()],
+            self.read_map(state),
+        )
         # An id without a cluster is infinitely far away.
         distances = np.full((len(rows), ids[-1] + 1), np.inf)
         distances[:, ids] = distances_between(rows, centres, METRICS[self.similarity])
-        return state.placed([*known.versions], distances.argmin(axis=1), lambda: distances)
+        return state.placed(
+            [*known.versions], distances.argmin(axis=1), lambda: distances
+        )
 
     def scale_rows(self, rows: np.ndarray) -> np.ndarray:
         """Mapped models ``(m, D)`` whose Euclidean distances order them as their similarity does."""
@@ -212,15 +275,23 @@ class FedAC(OwnModel):
 
     # ---- M-step ----
 
-    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+    def counts_in(
+        self, state: ServerState, update: Update, assignment: Assignment
+    ) -> Counts:
         """Count a round's embedding in Phi. The centres are means of all known models on the server's disk."""
         return {update.main_slot: (PHI, self.weight(update))}
 
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> ServerState:
         """Compute Phi (line 9), all centres (the M-step, line 12, Eq. 5), and tune their number (line 13)."""
         known = self.list_known(state, updates)
         clusters = self.compute_centres(state, known, assignment)
-        past = [change for change in state.extras["changes"] if state.round - change["round"] <= self.cooldown]
+        past = [
+            change
+            for change in state.extras["changes"]
+            if state.round - change["round"] <= self.cooldown
+        ]
         new = self.tune_number(state, clusters, past) if self.tuning else []
 
         bank = {cluster_slot(k): centre for k, centre in clusters.centres.items()}
@@ -233,9 +304,13 @@ class FedAC(OwnModel):
             "changes": [*past, *new],
         }
         notes = {"dispersion": as_json(clusters.dispersion()), "changes": new}
-        return ServerState(bank, clusters.assignment, state.round + 1, extras, notes=notes)
+        return ServerState(
+            bank, clusters.assignment, state.round + 1, extras, notes=notes
+        )
 
-    def average_embeddings(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> Params:
+    def average_embeddings(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> Params:
         """Phi, the mean of the round's embeddings (line 9). The paper prints their sum."""
         phi = state.bank[PHI]
 
@@ -246,7 +321,9 @@ class FedAC(OwnModel):
 
         return weighted_mean(list_embeddings(), phi)
 
-    def compute_centres(self, state: ServerState, known: LatestModels, assignment: Assignment) -> Clusters:
+    def compute_centres(
+        self, state: ServerState, known: LatestModels, assignment: Assignment
+    ) -> Clusters:
         """Each cluster's centre is the mean of its members' latest models (Eq. 5)."""
         slots = self.list_slots(state) or dict(enumerate(self.slots))
         members: dict[int, list[str]] = {k: [] for k in slots}
@@ -279,7 +356,9 @@ class FedAC(OwnModel):
         whole: tuple[list[str], list[str]] = (list(names), [])
         if len(names) < 2:
             return whole
-        rows = self.scale_rows(mapped([known.parameters(name) for name in names], self.read_map(state)))
+        rows = self.scale_rows(
+            mapped([known.parameters(name) for name in names], self.read_map(state))
+        )
         if (rows == rows[0]).all():
             return whole
         labels = self.cluster_in_two(rows, state.sizes(names, {}))
@@ -289,17 +368,23 @@ class FedAC(OwnModel):
         second = [name for name, label in zip(names, labels) if label == 1]
         return first, second
 
-    def cluster_in_two(self, rows: np.ndarray, sizes: Sizes | None) -> np.ndarray | None:
+    def cluster_in_two(
+        self, rows: np.ndarray, sizes: Sizes | None
+    ) -> np.ndarray | None:
         """Labels ``(m,)`` of mapped models ``(m, D)``, 0 or 1, or None if no two halves are large enough."""
         from sklearn.cluster import kmeans_plusplus
 
         both = (0, 1)
         centres = kmeans_plusplus(rows, 2, random_state=self.seed)[0]
-        labels = numbered(closest(rows, centres, np.ones(len(rows)), sizes, needed=both))
+        labels = numbered(
+            closest(rows, centres, np.ones(len(rows)), sizes, needed=both)
+        )
         if sizes is not None and not sizes.met(labels, needed=both):
             return None
         return labels
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The centres and the common model; the participants' own models stay with them."""
-        return {slot: Served((model,)) for slot, model in state.bank.items() if slot != PHI}
+        return {
+            slot: Served((model,)) for slot, model in state.bank.items() if slot != PHI
+        }

@@ -48,7 +48,10 @@ class Clusters:
 
     def average(self, otherwise: Params) -> Params:
         """The mean of the centres, weighted by their members, or ``otherwise`` if there are none."""
-        weighted = ((self.centres[k], self.known.weight(self.members[k], self.weighting)) for k in self.used)
+        weighted = (
+            (self.centres[k], self.known.weight(self.members[k], self.weighting))
+            for k in self.used
+        )
         return weighted_mean(weighted, otherwise)
 
     def dispersion(self) -> dict[int, float]:
@@ -86,7 +89,12 @@ class Clusters:
 
     def copy(self) -> Clusters:
         """A copy on which changes can be tried."""
-        return replace(self, members={**self.members}, centres={**self.centres}, inside={**self.inside})
+        return replace(
+            self,
+            members={**self.members},
+            centres={**self.centres},
+            inside={**self.inside},
+        )
 
     def _set_members(self, cluster: int, names: list[str], otherwise: Params) -> None:
         self.members[cluster] = names
@@ -95,7 +103,11 @@ class Clusters:
 
 
 def tune(
-    clusters: Clusters, halves: Halves, low: float, high: float, past: Sequence[dict[str, int]]
+    clusters: Clusters,
+    halves: Halves,
+    low: float,
+    high: float,
+    past: Sequence[dict[str, int]],
 ) -> list[dict[str, int]]:
     """Tune the number of clusters once (Alg. 3).
 
@@ -129,7 +141,11 @@ def tune(
             continue
         nearest = ids[int(squares.argmin())]
         pair = (min(cluster, nearest), max(cluster, nearest))
-        if dispersion[cluster] < low and nearest not in changed and pair not in were_split:
+        if (
+            dispersion[cluster] < low
+            and nearest not in changed
+            and pair not in were_split
+        ):
             clusters.merge(cluster, nearest)
             changes.append({"cluster": cluster, "into": nearest})
             changed |= {cluster, nearest}
@@ -137,12 +153,18 @@ def tune(
             changed.add(cluster)
             parts = halves(members)
             if all(parts):
-                changes.append({"cluster": cluster, "new": clusters.split(cluster, parts)})
+                changes.append(
+                    {"cluster": cluster, "new": clusters.split(cluster, parts)}
+                )
     return changes
 
 
 def _split_single(
-    clusters: Clusters, halves: Halves, low: float, high: float, past: Sequence[dict[str, int]]
+    clusters: Clusters,
+    halves: Halves,
+    low: float,
+    high: float,
+    past: Sequence[dict[str, int]],
 ) -> list[dict[str, int]]:
     """Try to split the only cluster, which has no G, and keep the split if both halves end with a <= G <= b."""
     (cluster,) = clusters.used

@@ -11,7 +11,14 @@ from typing import ClassVar
 from cfl_flare.core.params import Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method
-from cfl_flare.methods.state import PLAIN, Assignment, Download, ServerState, Traits, Update
+from cfl_flare.methods.state import (
+    PLAIN,
+    Assignment,
+    Download,
+    ServerState,
+    Traits,
+    Update,
+)
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.losses import Pull, Term
@@ -29,7 +36,9 @@ class FedAvg(Method):
     def traits(self) -> Traits:
         return replace(PLAIN, averages_only=True)
 
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> ServerState:
         """Theta_g = sum psi_i theta_i (thesis Eq. 2.6)."""
         return state.after(self.means(state, updates))
 
@@ -41,7 +50,11 @@ class FedProx(FedAvg):
     name: ClassVar[str] = "fedprox"
     paper: ClassVar[str] = "Li et al. 2020"
 
-    mu: float = setting(0.001, help="strength of the proximal term; FedCUAU's experiments use 0.001", ge=0)
+    mu: float = setting(
+        0.001,
+        help="strength of the proximal term; FedCUAU's experiments use 0.001",
+        ge=0,
+    )
 
     @property
     def traits(self) -> Traits:
@@ -77,9 +90,16 @@ class Local(Method):
     @property
     def traits(self) -> Traits:
         refusal = "need a common model, and there is none; leave them out"
-        return Traits(starts_on_site=True, serves_one=True, no_penalties=refusal, queries=Queries())
+        return Traits(
+            starts_on_site=True,
+            serves_one=True,
+            no_penalties=refusal,
+            queries=Queries(),
+        )
 
-    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+    def start(
+        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+    ) -> ServerState:
         return ServerState(bank={})
 
     def distribute(self, state: ServerState, participant: str) -> Download:
@@ -89,7 +109,9 @@ class Local(Method):
         learner.memory["model"] = learner.train(self.serve(learner, download))
         return Update(learner.participant, learner.samples)
 
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> ServerState:
         return state.after({})
 
     def serve(self, learner: Learner, download: Download) -> Params:
@@ -105,10 +127,14 @@ class Adapting(Method):
     """
 
     inner_lr: float | None = setting(
-        None, help="eta, the learning rate of inner and personal steps; None for the run's learning rate", ge=0
+        None,
+        help="eta, the learning rate of inner and personal steps; None for the run's learning rate",
+        ge=0,
     )
     personal_steps: int = setting(
-        1, help="gradient steps from the served model to a participant's own; 0 serves it unchanged", ge=0
+        1,
+        help="gradient steps from the served model to a participant's own; 0 serves it unchanged",
+        ge=0,
     )
 
     @property
@@ -120,7 +146,9 @@ class Adapting(Method):
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """w <- w - eps grad l(w - eta grad l(w; D); D') (FedDSMIC Alg. 2, Eq. 15-16), tau = the run's local steps."""
-        return self.trained(learner, download, download.slots[0], inner_lr=self.eta(learner))
+        return self.trained(
+            learner, download, download.slots[0], inner_lr=self.eta(learner)
+        )
 
     def serve(self, learner: Learner, download: Download) -> Params:
         """w - eta grad l(w; D), once or a few times (FedDSMIC Eq. 8)."""

@@ -13,7 +13,12 @@ from typing import ClassVar
 import numpy as np
 
 from cfl_flare.clustering import agglomerative
-from cfl_flare.clustering.agglomerative import agglomerate, decomposed_cosines, distances_between, distances_to_means
+from cfl_flare.clustering.agglomerative import (
+    agglomerate,
+    decomposed_cosines,
+    distances_between,
+    distances_to_means,
+)
 from cfl_flare.clustering.floor import Sizes
 from cfl_flare.clustering.kmeans import first_kmeans
 from cfl_flare.clustering.measures import points
@@ -22,7 +27,17 @@ from cfl_flare.core.params import Layout
 from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.slots import COMPARED, is_cluster
-from cfl_flare.methods.state import PLAIN, Assignment, Counts, Download, Plan, ServerState, Traits, Update, heads
+from cfl_flare.methods.state import (
+    PLAIN,
+    Assignment,
+    Counts,
+    Download,
+    Plan,
+    ServerState,
+    Traits,
+    Update,
+    heads,
+)
 from cfl_flare.training.ensemble import Served
 
 
@@ -41,7 +56,9 @@ class OneShot(Method):
     """
 
     k: int | None
-    cluster_on: str | tuple[str, ...] = setting("all", help=COMPARED.format("whose updates are"))
+    cluster_on: str | tuple[str, ...] = setting(
+        "all", help=COMPARED.format("whose updates are")
+    )
 
     @property
     def traits(self) -> Traits:
@@ -90,23 +107,48 @@ class OneShot(Method):
         """Clusters the updates in the round that does so; later, assigns participants that missed it."""
         if self.clusters_now(state):
             rows = (self.features(u.main_diff) for u in updates)
-            features = np.stack([*rows]) if self.distance == "manhattan" else points(rows)
+            features = (
+                np.stack([*rows]) if self.distance == "manhattan" else points(rows)
+            )
             names = [u.participant for u in heads(updates)]
             labels = self.partition(features, state.sizes(names))
-            return state.placed(names, labels, partial(distances_to_means, features, labels, self.distance))
+            return state.placed(
+                names,
+                labels,
+                partial(distances_to_means, features, labels, self.distance),
+            )
         if not self.has_clusters(state):
             return {}
         new = (u for u in updates if u.participant not in state.assignment)
-        joining = {u.participant: self._nearest(state, self.features(u.main_diff)) for u in new}
-        return {u.participant: joining.get(u.participant, state.assignment.get(u.participant, 0)) for u in updates}
+        joining = {
+            u.participant: self._nearest(state, self.features(u.main_diff)) for u in new
+        }
+        return {
+            u.participant: joining.get(
+                u.participant, state.assignment.get(u.participant, 0)
+            )
+            for u in updates
+        }
 
     def _nearest(self, state: ServerState, update: np.ndarray) -> int:
         """The cluster whose mean update is nearest; ties go to the lowest id."""
         start = self.features(state.bank[GLOBAL])
-        means = (self.features(state.bank[first_slot(k)]) - start for k in range(self.clusters_in(state)))
-        return int(np.argmin([distances_between(update[None], mean[None], self.distance) for mean in means]))
+        means = (
+            self.features(state.bank[first_slot(k)]) - start
+            for k in range(self.clusters_in(state))
+        )
+        return int(
+            np.argmin(
+                [
+                    distances_between(update[None], mean[None], self.distance)
+                    for mean in means
+                ]
+            )
+        )
 
-    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+    def counts_in(
+        self, state: ServerState, update: Update, assignment: Assignment
+    ) -> Counts:
         """A model counts in its new cluster in the round that clusters, and in the model that was trained in others.
 
         The first update of a participant that missed the round only assigns it, and counts in no mean, as it started
@@ -116,16 +158,24 @@ class OneShot(Method):
             return {} if GLOBAL in update.diffs else self.by_slot(update)
         return self.by_cluster(update, assignment)
 
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> ServerState:
         """The weighted mean of the models inside each cluster; before there are clusters, of all."""
         if assignment and not self.has_clusters(state):
             centres = self.centres(state, updates, assignment)
-            first = {first_slot(k): centres[cluster_slot(k)] for k in range(len(centres))}
+            first = {
+                first_slot(k): centres[cluster_slot(k)] for k in range(len(centres))
+            }
             return state.after({**centres, **first}, assignment)
         return state.after(self.means(state, updates, assignment), assignment)
 
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        return {slot: Served((m,)) for slot, m in state.bank.items() if is_cluster(slot) or slot == GLOBAL}
+        return {
+            slot: Served((m,))
+            for slot, m in state.bank.items()
+            if is_cluster(slot) or slot == GLOBAL
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +185,14 @@ class FLHC(OneShot):
     name: ClassVar[str] = "fl-hc"
     paper: ClassVar[str] = "Briggs et al. 2020"
 
-    rounds_before: int = setting(3, help="rounds of FedAvg before the one that clusters", ge=0)
-    metric: str = setting("euclidean", help="the distance between two updates", choices=agglomerative.METRICS)
+    rounds_before: int = setting(
+        3, help="rounds of FedAvg before the one that clusters", ge=0
+    )
+    metric: str = setting(
+        "euclidean",
+        help="the distance between two updates",
+        choices=agglomerative.METRICS,
+    )
     linkage: str = setting(
         "ward",
         help="the distance between two clusters; ward takes the euclidean metric alone",
@@ -148,7 +204,9 @@ class FLHC(OneShot):
         "either this or k",
         gt=0,
     )
-    k: int | None = setting(None, help="number of clusters; give either this or threshold", ge=1, le=1000)
+    k: int | None = setting(
+        None, help="number of clusters; give either this or threshold", ge=1, le=1000
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,7 +214,10 @@ class FLHC(OneShot):
         needs = f"linkage = 'ward' needs metric = 'euclidean', not {self.metric!r}; take another linkage"
         require(possible, f"{self.where}: {needs}")
         exclusive = (self.k is None) != (self.threshold is None)
-        require(exclusive, f"{self.where}: threshold = {self.threshold} and k = {self.k}: give exactly one of them")
+        require(
+            exclusive,
+            f"{self.where}: threshold = {self.threshold} and k = {self.k}: give exactly one of them",
+        )
 
     @property
     def distance(self) -> str:
@@ -165,7 +226,10 @@ class FLHC(OneShot):
     def check(self, layout: Layout, rounds: int | None = None) -> None:
         super().check(layout, rounds)
         enough = rounds is None or rounds > self.rounds_before
-        require(enough, f"{self.where}: rounds_before = {self.rounds_before} leaves none of {rounds} rounds; lower it")
+        require(
+            enough,
+            f"{self.where}: rounds_before = {self.rounds_before} leaves none of {rounds} rounds; lower it",
+        )
 
     def clusters_now(self, state: ServerState) -> bool:
         """The first round after those of FedAvg, or the next one if it fails."""
@@ -206,4 +270,6 @@ class FedGroup(OneShot):
         """K-means++ on the decomposed cosine similarities, whose Euclidean distance is EDC (up to a factor)."""
         dimensions = max(1, min(self.dimensions or self.k, len(features) - 1))
         cosines = decomposed_cosines(features, dimensions)
-        return first_kmeans(cosines, self.k, np.ones(len(cosines)), self.starts, self.seed, sizes)
+        return first_kmeans(
+            cosines, self.k, np.ones(len(cosines)), self.starts, self.seed, sizes
+        )

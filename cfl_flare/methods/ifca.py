@@ -23,7 +23,17 @@ from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
 from cfl_flare.methods.base import Method, cluster_slot
 from cfl_flare.methods.slots import on_backbone, shared_backbone, whole_models
-from cfl_flare.methods.state import CLUSTERED, Assignment, Counts, Download, Plan, ServerState, Traits, Update, heads
+from cfl_flare.methods.state import (
+    CLUSTERED,
+    Assignment,
+    Counts,
+    Download,
+    Plan,
+    ServerState,
+    Traits,
+    Update,
+    heads,
+)
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.privacy import Queries
@@ -39,9 +49,13 @@ class IFCA(Method):
     name: ClassVar[str] = "ifca"
     paper: ClassVar[str] = "Ghosh et al. 2020; Mansour et al. 2020; thesis Eq. 3.1"
 
-    k: int = setting(help="number of clusters K; each model starts from its own seed", ge=1, le=1000)
+    k: int = setting(
+        help="number of clusters K; each model starts from its own seed", ge=1, le=1000
+    )
     assignment_samples: int | None = setting(
-        None, help="training samples that a participant reads to choose a model; None for all of them", ge=1
+        None,
+        help="training samples that a participant reads to choose a model; None for all of them",
+        ge=1,
     )
     race: bool = setting(
         True,
@@ -49,19 +63,27 @@ class IFCA(Method):
         "same as by all samples",
     )
     shared_backbone: bool = setting(
-        False, help="weight sharing: the K models share all layers but the head, so that only heads travel K times"
+        False,
+        help="weight sharing: the K models share all layers but the head, so that only heads travel K times",
     )
     warm_start: bool = setting(
-        False, help="all train one model in the first round, and its k-means centres are the K models to choose from"
+        False,
+        help="all train one model in the first round, and its k-means centres are the K models to choose from",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         reason = f"penalties = {[p.name for p in self.penalties]} do not go with shared_backbone = True"
         why = "where no whole centres travel"
-        require(not (self.shared_backbone and self.penalties), f"method ifca: {reason}, {why}; leave one of them out")
+        require(
+            not (self.shared_backbone and self.penalties),
+            f"method ifca: {reason}, {why}; leave one of them out",
+        )
         reason = "warm_start = True compares whole models, which shared_backbone = True has not"
-        require(not (self.shared_backbone and self.warm_start), f"method ifca: {reason}; leave one out")
+        require(
+            not (self.shared_backbone and self.warm_start),
+            f"method ifca: {reason}; leave one out",
+        )
 
     @property
     def traits(self) -> Traits:
@@ -82,9 +104,14 @@ class IFCA(Method):
         if self.shared_backbone:
             layout.select("backbone")
 
-    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+    def start(
+        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+    ) -> ServerState:
         """Start K models from K seeds, or from one seed if the first round makes them."""
-        models = {slot: initial(0 if self.warm_start else k) for k, slot in enumerate(self.slots)}
+        models = {
+            slot: initial(0 if self.warm_start else k)
+            for k, slot in enumerate(self.slots)
+        }
         if self.shared_backbone:
             models = shared_backbone(models)
         return ServerState(bank=models)
@@ -126,20 +153,28 @@ class IFCA(Method):
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         """Take the participants' own choices. A warm start clusters the directions of their updates by k-means."""
         if not self.is_warming(state):
-            return {update.participant: update.cluster for update in updates if update.cluster is not None}
+            return {
+                update.participant: update.cluster
+                for update in updates
+                if update.cluster is not None
+            }
         features = points(direction(update.main_diff) for update in updates)
         names = [update.participant for update in heads(updates)]
         weights = np.array([self.weight(update) for update in heads(updates)])
         labels = first_kmeans(features, self.k, weights, sizes=state.sizes(names))
         return dict(zip(names, labels.tolist()))
 
-    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+    def counts_in(
+        self, state: ServerState, update: Update, assignment: Assignment
+    ) -> Counts:
         """Count a model where it was trained, or after a warm start in its participant's cluster."""
         if self.is_warming(state):
             return self.by_cluster(update, assignment)
         return self.by_slot(update)
 
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> ServerState:
         """Average each model over the participants that chose it, weighted by their samples (thesis Eq. 2.6).
 
         Thesis Eq. 3.1a has 1/m in place of the weights.
@@ -154,7 +189,9 @@ class IFCA(Method):
         return whole_models(state, layout, self.choices(state).values())
 
 
-def of_least_loss(learner: Learner, download: Download, samples: int | None = None, race: bool = False) -> int:
+def of_least_loss(
+    learner: Learner, download: Download, samples: int | None = None, race: bool = False
+) -> int:
     """The cluster whose model has the smallest loss on the training data or some of it; see `race_models`."""
     models = [download.model(slot) for slot in download.choices.values()]
     return list(download.choices)[learner.choice(models, samples, race)]

@@ -19,9 +19,20 @@ from cfl_flare.core.config import build_named, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import ROLES, Layout
 from cfl_flare.core.settings import check_settings, setting
-from cfl_flare.methods.slots import CLUSTER_WEIGHTS, GLOBAL, cluster_slot, part_slot, require_part
+from cfl_flare.methods.slots import (
+    CLUSTER_WEIGHTS,
+    GLOBAL,
+    cluster_slot,
+    part_slot,
+    require_part,
+)
 from cfl_flare.methods.state import Download
-from cfl_flare.training.losses import ParameterContrast, Pull, RepresentationContrast, Term
+from cfl_flare.training.losses import (
+    ParameterContrast,
+    Pull,
+    RepresentationContrast,
+    Term,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +58,14 @@ class Penalty(ABC):
         """Raises a ConfigError if it needs clusters, and the method has none."""
         if self.of_clusters and not clusters:
             there = "ifca, fesem or wecfl, with k >= 1, or your own that declares the trait shares_centres"
-            raise ConfigError(f"penalty {self.name}: needs a method with clusters: {there}")
+            raise ConfigError(
+                f"penalty {self.name}: needs a method with clusters: {there}"
+            )
 
     def check_model(self, layout: Layout) -> None:
-        misfit = f"penalty {self.name}: scope = {self.scope!r} does not fit the model: {{}}"
+        misfit = (
+            f"penalty {self.name}: scope = {self.scope!r} does not fit the model: {{}}"
+        )
         require_part(layout, self.scope, misfit)
 
     def slots(self, clusters: int) -> tuple[str, ...]:
@@ -90,7 +105,9 @@ class Contrastive(Penalty):
     short: ClassVar[str] = "con"
     of_clusters: ClassVar[bool] = True
 
-    mu: float = setting(0.5, help="coefficient of the term; the thesis tries 0.1, 0.5, 2 and 5", ge=0)
+    mu: float = setting(
+        0.5, help="coefficient of the term; the thesis tries 0.1, 0.5, 2 and 5", ge=0
+    )
     tau: float = setting(1.0, help="temperature; the thesis tries 0.1, 1 and 10", gt=0)
     on: str = setting(
         "parameters",
@@ -109,14 +126,24 @@ class Contrastive(Penalty):
         has_mode = self.on == "representations"
         reason = f"mode = {self.mode!r} does not go with on = {self.on!r}, which have no mode"
         way_out = "leave it out, or set on = 'representations'"
-        require(has_mode or self.mode == "evaluation", f"penalty contrastive: {reason}; {way_out}")
+        require(
+            has_mode or self.mode == "evaluation",
+            f"penalty contrastive: {reason}; {way_out}",
+        )
         reason = f"scope = {self.scope!r} does not go with on = 'representations', which are the backbone's outputs"
-        require(not has_mode or self.scope == "all", f"penalty contrastive: {reason}; leave it out")
+        require(
+            not has_mode or self.scope == "all",
+            f"penalty contrastive: {reason}; leave it out",
+        )
 
     def check_model(self, layout: Layout) -> None:
         super().check_model(layout)
         if self.on == "representations":
-            require_part(layout, "backbone", f"penalty {self.name}: on = {self.on!r} does not fit the model: {{}}")
+            require_part(
+                layout,
+                "backbone",
+                f"penalty {self.name}: on = {self.on!r} does not fit the model: {{}}",
+            )
 
     def slots(self, clusters: int) -> tuple[str, ...]:
         """All centres; for representations, their backbones."""
@@ -127,9 +154,21 @@ class Contrastive(Penalty):
         index = [cluster_slot(k) for k in range(clusters)].index(slot)
         centres = [download.model(slot) for slot in self.slots(clusters)]
         if self.on == "representations":
-            return [RepresentationContrast(self.mu, self.tau, index, centres, training=self.mode == "training")]
+            return [
+                RepresentationContrast(
+                    self.mu, self.tau, index, centres, training=self.mode == "training"
+                )
+            ]
         rows = np.stack([centre.part("all") for centre in centres])
-        return [ParameterContrast(self.mu, self.tau, index, rows, download.model(slot).layout.select(self.scope))]
+        return [
+            ParameterContrast(
+                self.mu,
+                self.tau,
+                index,
+                rows,
+                download.model(slot).layout.select(self.scope),
+            )
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +184,12 @@ class KnowledgeSharing(Penalty):
     of_clusters: ClassVar[bool] = True
 
     lam: float | tuple[float, ...] = setting(
-        0.01, help="lambda, the coefficient, or a list of one per cluster; the thesis tries 1, 0.1, 0.01 and 0.001"
+        0.01,
+        help="lambda, the coefficient, or a list of one per cluster; the thesis tries 1, 0.1, 0.01 and 0.001",
     )
     pairwise: bool = setting(
-        False, help="pull towards each of the other centres (thesis Eq. 5.5), not towards their mean (Eq. 5.6)"
+        False,
+        help="pull towards each of the other centres (thesis Eq. 5.5), not towards their mean (Eq. 5.6)",
     )
 
     def __post_init__(self) -> None:
@@ -157,18 +198,28 @@ class KnowledgeSharing(Penalty):
             object.__setattr__(self, "lam", tuple(self.lam))
         for value in self.lam if isinstance(self.lam, tuple) else (self.lam,):
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            require(number, f"penalty knowledge_sharing: lam = {self.lam!r} should be a number, or one per cluster")
-            require(0 <= value < float("inf"), f"penalty knowledge_sharing: lam = {value!r} should be >= 0")
+            require(
+                number,
+                f"penalty knowledge_sharing: lam = {self.lam!r} should be a number, or one per cluster",
+            )
+            require(
+                0 <= value < float("inf"),
+                f"penalty knowledge_sharing: lam = {value!r} should be >= 0",
+            )
 
     def check(self, clusters: int) -> None:
         super().check(clusters)
         if isinstance(self.lam, tuple) and len(self.lam) != clusters:
             has = f"lam = {list(self.lam)} has {len(self.lam)} values for {clusters} clusters"
-            raise ConfigError(f"penalty knowledge_sharing: {has}; give one number, or {clusters}")
+            raise ConfigError(
+                f"penalty knowledge_sharing: {has}; give one number, or {clusters}"
+            )
 
     def slots(self, clusters: int) -> tuple[str, ...]:
         """The mean of the centres, or all of them."""
-        needed = [cluster_slot(k) for k in range(clusters)] if self.pairwise else [GLOBAL]
+        needed = (
+            [cluster_slot(k) for k in range(clusters)] if self.pairwise else [GLOBAL]
+        )
         return tuple(part_slot(slot, self.scope) for slot in needed)
 
     def terms(self, download: Download, slot: str, clusters: int) -> list[Term]:
@@ -180,15 +231,24 @@ class KnowledgeSharing(Penalty):
         if not self.pairwise:
             return [Pull(lam, anchors[0], places)]
         weights: list[float] = download.scalars[CLUSTER_WEIGHTS]
-        return [Pull(lam * weights[k], anchor, places) for k, anchor in enumerate(anchors) if k != index]
+        return [
+            Pull(lam * weights[k], anchor, places)
+            for k, anchor in enumerate(anchors)
+            if k != index
+        ]
 
 
-PENALTIES: dict[str, type[Penalty]] = {cls.name: cls for cls in (Proximal, Contrastive, KnowledgeSharing)}
+PENALTIES: dict[str, type[Penalty]] = {
+    cls.name: cls for cls in (Proximal, Contrastive, KnowledgeSharing)
+}
 
 
 def build_penalty(spec: Any, authorize: Callable[[str], None] | None = None) -> Penalty:
     """A penalty of a job: ``{"penalty": "contrastive", "mu": 0.5}``, or ``"package.Class"`` for one of your own."""
     if isinstance(spec, Penalty):
         return spec
-    require(isinstance(spec, Mapping), f"penalty {spec!r} should be {{'penalty': name, ...}}, with its settings")
+    require(
+        isinstance(spec, Mapping),
+        f"penalty {spec!r} should be {{'penalty': name, ...}}, with its settings",
+    )
     return build_named(spec, "penalty", PENALTIES, Penalty, authorize)  # type: ignore[type-abstract]

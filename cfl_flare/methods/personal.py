@@ -37,7 +37,9 @@ class BackboneOnly(FedAvg):
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, starts_on_site=True, whole_models=False, keeps_head=True)
+        return replace(
+            super().traits, starts_on_site=True, whole_models=False, keeps_head=True
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,10 +52,17 @@ class BackboneOnly(FedAvg):
         refusal = f"method {self.name}: only the backbone travels, but {{}}; take fedavg, or a model with more layers"
         require_part(layout, "backbone", refusal)
 
-    def start(self, initial: Callable[[int], Params], participants: Sequence[str] = ()) -> ServerState:
+    def start(
+        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+    ) -> ServerState:
         """The backbone of the run's initial model; its head stays on the server, for `models`."""
         model = initial(0)
-        return ServerState({BACKBONE: model.take(model.layout.backbone), HEAD: model.take(model.layout.head)})
+        return ServerState(
+            {
+                BACKBONE: model.take(model.layout.backbone),
+                HEAD: model.take(model.layout.head),
+            }
+        )
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         return Download((BACKBONE,))
@@ -64,7 +73,9 @@ class BackboneOnly(FedAvg):
         return initial.take(initial.layout.head)
 
     def serve(self, learner: Learner, download: Download) -> Params:
-        return learner.initial(0).layout.join(download.model(BACKBONE), self.head(learner))
+        return learner.initial(0).layout.join(
+            download.model(BACKBONE), self.head(learner)
+        )
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Trains the whole model, and sends the difference of its backbone."""
@@ -77,7 +88,12 @@ class BackboneOnly(FedAvg):
     def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
         """The global backbone with the head of the run's initial model."""
         head = state.bank[HEAD]
-        return {GLOBAL: Served((layout.join(state.bank[BACKBONE], head),), untrained=self.untrained(head))}
+        return {
+            GLOBAL: Served(
+                (layout.join(state.bank[BACKBONE], head),),
+                untrained=self.untrained(head),
+            )
+        }
 
     def untrained(self, head: Params) -> frozenset[str]:
         """The arrays of the head that the server has, if participants train heads of their own."""
@@ -130,7 +146,13 @@ class FedBABU(BackboneOnly):
     @property
     def label(self) -> str:
         """Its name where it fine-tunes, as in the paper; ``fedbabu-initial`` where it does not."""
-        return "-".join([self.name, *(p.short for p in self.penalties), *(["initial"] * (not self.finetune))])
+        return "-".join(
+            [
+                self.name,
+                *(p.short for p in self.penalties),
+                *(["initial"] * (not self.finetune)),
+            ]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +171,9 @@ class Ditto(FedAvg):
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, starts_on_site=True, queries=Queries(trainings=2))
+        return replace(
+            super().traits, starts_on_site=True, queries=Queries(trainings=2)
+        )
 
     def local_update(self, learner: Learner, download: Download) -> Update:
         """FedAvg's step, with any penalty; then a step of v_i, pulled towards the w that was sent (Alg. 1).
@@ -157,15 +181,24 @@ class Ditto(FedAvg):
         v_i starts at the run's initial model, and has a momentum of its own.
         """
         update = super().local_update(learner, download)
-        before, view = learner.memory.get(PERSONAL) or learner.initial(0), learner.part(PERSONAL)
-        learner.memory[PERSONAL] = view.train(before, [Pull.to(self.lam, download.models[0])])
+        before, view = (
+            learner.memory.get(PERSONAL) or learner.initial(0),
+            learner.part(PERSONAL),
+        )
+        learner.memory[PERSONAL] = view.train(
+            before, [Pull.to(self.lam, download.models[0])]
+        )
         learner.trained = view.trained
         return update
 
     def serve(self, learner: Learner, download: Download) -> Params | Served:
         """v_i; the global model for a participant that has not trained yet."""
         personal = learner.memory.get(PERSONAL)
-        return download.models[0] if personal is None else Served((personal,), parts=(PERSONAL,))
+        return (
+            download.models[0]
+            if personal is None
+            else Served((personal,), parts=(PERSONAL,))
+        )
 
     def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
         """v_i after one more local round without its pull, with its own momentum."""
@@ -182,7 +215,9 @@ class OwnModel(Method):
     def local_update(self, learner: Learner, download: Download) -> Update:
         """Trains its own model, and sends it as a difference from the centre."""
         slot, centre = download.slots[0], download.models[0]
-        trained = learner.train(self.serve(learner, download), self.terms(download, slot))
+        trained = learner.train(
+            self.serve(learner, download), self.terms(download, slot)
+        )
         learner.memory[PERSONAL] = trained
         return Update(learner.participant, learner.samples, {slot: trained - centre})
 
@@ -199,7 +234,9 @@ class CGPFL(OwnModel, FeSEM):
 
     weighting: str = "uniform"  # as FeSEM; the field would come from OwnModel otherwise
     cluster_on: str | tuple[str, ...] = "all"
-    lam: float = setting(1.0, help="lambda of lambda/2 ||theta_i - Omega_c(i)||^2", ge=0)
+    lam: float = setting(
+        1.0, help="lambda of lambda/2 ||theta_i - Omega_c(i)||^2", ge=0
+    )
 
     @property
     def traits(self) -> Traits:

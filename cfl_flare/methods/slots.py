@@ -48,7 +48,11 @@ def whole_slot(slot: str) -> str:
 def travelling(slots: Iterable[str]) -> list[str]:
     """Each name once, without parts of models that also travel as a whole."""
     every = dict.fromkeys(slots)
-    return [slot for slot in every if slot == whole_slot(slot) or whole_slot(slot) not in every]
+    return [
+        slot
+        for slot in every
+        if slot == whole_slot(slot) or whole_slot(slot) not in every
+    ]
 
 
 def with_parts(models: Mapping[str, Params], slots: Iterable[str]) -> dict[str, Params]:
@@ -56,7 +60,11 @@ def with_parts(models: Mapping[str, Params], slots: Iterable[str]) -> dict[str, 
     parts = {}
     for slot in dict.fromkeys(slots):
         name, _, role = slot.partition(":")
-        parts[slot] = models[slot] if slot in models else models[name].take(models[name].layout.of_part(role))
+        parts[slot] = (
+            models[slot]
+            if slot in models
+            else models[name].take(models[name].layout.of_part(role))
+        )
     return parts
 
 
@@ -86,7 +94,12 @@ def shared_backbone(models: Mapping[str, Params]) -> dict[str, Params]:
 def on_backbone(sent: Download) -> Download:
     """Adds the shared backbone to a download of heads; every participant trains it and sends it back."""
     joined = dict.fromkeys(sent.slots, BACKBONE)
-    return replace(sent, slots=(BACKBONE, *sent.slots), returns=(*sent.returned, BACKBONE), joined=joined)
+    return replace(
+        sent,
+        slots=(BACKBONE, *sent.slots),
+        returns=(*sent.returned, BACKBONE),
+        joined=joined,
+    )
 
 
 def joined(sent: Download, layout: Layout) -> Download:
@@ -94,7 +107,10 @@ def joined(sent: Download, layout: Layout) -> Download:
     if not sent.joined:
         return sent
     parts = dict(zip(sent.slots, sent.models))
-    models = {s: layout.join(parts[sent.joined[s]], m) if s in sent.joined else m for s, m in parts.items()}
+    models = {
+        s: layout.join(parts[sent.joined[s]], m) if s in sent.joined else m
+        for s, m in parts.items()
+    }
     left = {s: m for s, m in models.items() if s not in sent.joined.values()}
     return replace(sent, slots=tuple(left), models=tuple(left.values()))
 
@@ -110,11 +126,16 @@ def split(update: Update, sent: Download) -> Update:
     return replace(update, diffs=diffs)
 
 
-def whole_models(state: ServerState, layout: Layout, slots: Iterable[str]) -> dict[str, Served]:
+def whole_models(
+    state: ServerState, layout: Layout, slots: Iterable[str]
+) -> dict[str, Served]:
     """The models of a bank in these slots, joined with the shared backbone if there is one."""
     shared = state.bank.get(BACKBONE)
     models = {slot: state.bank[slot] for slot in slots}
-    return {s: Served((m if shared is None else layout.join(shared, m),)) for s, m in models.items()}
+    return {
+        s: Served((m if shared is None else layout.join(shared, m),))
+        for s, m in models.items()
+    }
 
 
 def last_block(layout: Layout, headless: bool) -> list[str]:
@@ -126,36 +147,75 @@ def last_block(layout: Layout, headless: bool) -> list[str]:
 
     A block is what the names of the backbone's layers first differ in: ``body.layer4``, ``body.features.18``.
     """
-    names = [e.name.split(".") for e in layout.backbone.entries if e.kind == "parameter"]
-    depth = next((d for d in range(1, max(map(len, names), default=1)) if len({tuple(n[:d]) for n in names}) > 1), 1)
+    names = [
+        e.name.split(".") for e in layout.backbone.entries if e.kind == "parameter"
+    ]
+    depth = next(
+        (
+            d
+            for d in range(1, max(map(len, names), default=1))
+            if len({tuple(n[:d]) for n in names}) > 1
+        ),
+        1,
+    )
     blocks = list(dict.fromkeys(".".join(n[:depth]) for n in names))
-    convolves = {b for b in blocks for e in layout.entries if len(e.shape) in (4, 5) and _within(e.name, b)}
-    last = max((i for i, b in enumerate(blocks) if b in convolves), default=0) or len(blocks) - 1
-    head = [] if headless else list(dict.fromkeys(layer_of(e.name) for e in layout.entries if e.head))
+    convolves = {
+        b
+        for b in blocks
+        for e in layout.entries
+        if len(e.shape) in (4, 5) and _within(e.name, b)
+    }
+    last = (
+        max((i for i, b in enumerate(blocks) if b in convolves), default=0)
+        or len(blocks) - 1
+    )
+    head = (
+        []
+        if headless
+        else list(dict.fromkeys(layer_of(e.name) for e in layout.entries if e.head))
+    )
     return (blocks[last:] if last or headless else []) + head
 
 
-def split_layers(travels: Layout, names: Sequence[str], where: str) -> tuple[Layout, Layout]:
+def split_layers(
+    travels: Layout, names: Sequence[str], where: str
+) -> tuple[Layout, Layout]:
     """The shared layers and the cluster layers of what travels of a model.
 
     ``names`` are the cluster layers, as names or beginnings of names, ``where`` begins the message of a ConfigError: a
     name is unknown, or one of the two parts is empty.
     """
-    there = ", ".join(dict.fromkeys(e.name.rpartition(".")[0] or e.name for e in travels.entries))
-    unknown = [name for name in names if not any(_within(e.name, name) for e in travels.entries)]
+    there = ", ".join(
+        dict.fromkeys(e.name.rpartition(".")[0] or e.name for e in travels.entries)
+    )
+    unknown = [
+        name
+        for name in names
+        if not any(_within(e.name, name) for e in travels.entries)
+    ]
     require(not unknown, f"{where}: no {unknown[:1]} travels; there: {there}")
-    copied = {e.name for e in travels.entries if any(_within(e.name, name) for name in names)}
-    shared, cluster = travels.restricted({e.name for e in travels.entries} - copied), travels.restricted(copied)
+    copied = {
+        e.name for e in travels.entries if any(_within(e.name, name) for name in names)
+    }
+    shared, cluster = (
+        travels.restricted({e.name for e in travels.entries} - copied),
+        travels.restricted(copied),
+    )
     way_out = "set cluster_layers, or take a model with more layers"
     for part, what in ((shared, "shared"), (cluster, "cluster")):
-        require(part.parameter_size > 0, f"{where} leave no {what} layers of {there}; {way_out}")
+        require(
+            part.parameter_size > 0,
+            f"{where} leave no {what} layers of {there}; {way_out}",
+        )
     return shared, cluster
 
 
 def parameters_outside(part: Layout, layout: Layout) -> list[str]:
     """The names of a model's parameters that do not belong to a part of it."""
     names = {e.name for e in part.entries}
-    return [e.name for e in layout.entries if e.kind == "parameter" and e.name not in names]
+    return [
+        e.name for e in layout.entries if e.kind == "parameter" and e.name not in names
+    ]
 
 
 def with_part(model: Params, part: Params) -> Params:

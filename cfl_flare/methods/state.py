@@ -63,7 +63,11 @@ class Participant:
 
     def check_in(self) -> dict[str, Any]:
         """What it said of its data, as a run's summary has it."""
-        facts = {"name": self.name, "site": self.site, **({self.unit: self.samples} if self.unit else {})}
+        facts = {
+            "name": self.name,
+            "site": self.site,
+            **({self.unit: self.samples} if self.unit else {}),
+        }
         facts |= {"group": self.group, **({} if self.tested else {"tested": False})}
         facts |= {} if self.label is None else {"label": self.label}
         return facts | ({} if self.clipped is None else {"clipped": self.clipped})
@@ -128,7 +132,11 @@ class Download:
 
     def expected(self, cluster: int | None) -> tuple[str, ...]:
         """The slots whose differences a participant of this cluster must send, the main one first."""
-        trained = () if cluster is None or not self.trains_choice else (self.choices[cluster],)
+        trained = (
+            ()
+            if cluster is None or not self.trains_choice
+            else (self.choices[cluster],)
+        )
         return (*trained, *self.returned)
 
 
@@ -197,7 +205,11 @@ class Mapped(Sequence[Update]):
 
     def heads(self) -> Iterator[Update]:
         places = set(self._places)
-        return (self._function(update) for i, update in enumerate(heads(self._updates)) if i in places)
+        return (
+            self._function(update)
+            for i, update in enumerate(heads(self._updates))
+            if i in places
+        )
 
 
 def heads(updates: Sequence[Update]) -> Iterator[Update]:
@@ -207,7 +219,9 @@ def heads(updates: Sequence[Update]) -> Iterator[Update]:
 
 def without(updates: Sequence[Update], names: Container[str]) -> Sequence[Update]:
     """The updates of all but some participants."""
-    places = [i for i, update in enumerate(heads(updates)) if update.participant not in names]
+    places = [
+        i for i, update in enumerate(heads(updates)) if update.participant not in names
+    ]
     return updates if len(places) == len(updates) else Mapped(updates, places=places)
 
 
@@ -244,17 +258,30 @@ class ServerState:
     census: Census | None = field(default=None, compare=False, repr=False)
     labels: Mapping[str, str] = field(default_factory=dict)
 
-    def sizes(self, names: Sequence[str], others: Assignment | None = None) -> Sizes | None:
+    def sizes(
+        self, names: Sequence[str], others: Assignment | None = None
+    ) -> Sizes | None:
         """What the clusters need that these participants are to be assigned to; None for nothing.
 
         Members that are not among them count where ``others`` has them; by default where they were.
         """
-        return None if self.census is None else self.census.of(names, self.assignment if others is None else others)
+        return (
+            None
+            if self.census is None
+            else self.census.of(names, self.assignment if others is None else others)
+        )
 
-    def placed(self, names: Sequence[str], labels: np.ndarray, costs: Callable[[], np.ndarray]) -> Assignment:
+    def placed(
+        self, names: Sequence[str], labels: np.ndarray, costs: Callable[[], np.ndarray]
+    ) -> Assignment:
         """These clusters of participants, or the cheapest ones of which none is too small; see `Sizes.assigned`."""
         sizes = self.sizes(names) if names else None
-        return dict(zip(names, (labels if sizes is None else sizes.assigned(labels, costs)).tolist()))
+        return dict(
+            zip(
+                names,
+                (labels if sizes is None else sizes.assigned(labels, costs)).tolist(),
+            )
+        )
 
     def possible(self, clusters: int) -> int:
         """How many of this number of clusters can be large enough."""
@@ -264,7 +291,12 @@ class ServerState:
         """The model with which a participant ended its round, in its main slot."""
         return self.bank[update.main_slot] + update.main_diff
 
-    def after(self, bank: Mapping[str, Params], assignment: Assignment | None = None, **extras: Any) -> ServerState:
+    def after(
+        self,
+        bank: Mapping[str, Params],
+        assignment: Assignment | None = None,
+        **extras: Any,
+    ) -> ServerState:
         """The state after a round: some models replaced, some participants assigned, some extras set."""
         return ServerState(
             {**self.bank, **bank},
@@ -348,6 +380,8 @@ def sum_of(queries: Sequence[Queries | None]) -> Queries | None:
 
 
 # What most methods are: a participant trains one whole model, with penalties, and predicts with it.
-PLAIN = Traits(whole_models=True, serves_one=True, takes_penalties=True, queries=Queries())
+PLAIN = Traits(
+    whole_models=True, serves_one=True, takes_penalties=True, queries=Queries()
+)
 # A fixed number of clusters, whose models the server compares.
 CLUSTERED = replace(PLAIN, compares_models=True, shares_centres=True)

@@ -24,7 +24,17 @@ from cfl_flare.clustering.measures import points
 from cfl_flare.core.settings import SEED, setting
 from cfl_flare.methods.base import GLOBAL, Method, cluster_slot
 from cfl_flare.methods.slots import COMPARED
-from cfl_flare.methods.state import CLUSTERED, Assignment, Counts, Download, Plan, ServerState, Traits, Update, heads
+from cfl_flare.methods.state import (
+    CLUSTERED,
+    Assignment,
+    Counts,
+    Download,
+    Plan,
+    ServerState,
+    Traits,
+    Update,
+    heads,
+)
 
 # The label of a participant that has no cluster yet.
 LATE = -1
@@ -40,15 +50,25 @@ class WeCFL(Method):
     k: int = setting(help="number of clusters K", ge=1, le=1000)
     cluster_on: str | tuple[str, ...] = setting("fc", help=COMPARED.format("that are"))
     clustering_rounds: int | None = setting(
-        None, help="rounds after which the assignment is frozen (few-shot clustering); None never freezes it", ge=1
+        None,
+        help="rounds after which the assignment is frozen (few-shot clustering); None never freezes it",
+        ge=1,
     )
-    starts: int = setting(10, help="k-means++ starts of the first E-step; the best is kept", ge=1, le=1000)
+    starts: int = setting(
+        10, help="k-means++ starts of the first E-step; the best is kept", ge=1, le=1000
+    )
     seed: int = setting(0, help="seed of those starts", bounds=SEED)
 
     @property
     def traits(self) -> Traits:
         rule = "centre closest in direction, from the common model"
-        return replace(CLUSTERED, clusters=self.k, joins_by=rule, cluster_on=self.cluster_on, mergeable=True)
+        return replace(
+            CLUSTERED,
+            clusters=self.k,
+            joins_by=rule,
+            cluster_on=self.cluster_on,
+            mergeable=True,
+        )
 
     def has_clusters(self, state: ServerState) -> bool:
         """Whether an earlier round has made the K centres."""
@@ -85,13 +105,17 @@ class WeCFL(Method):
         weights = np.array([self.weight(update) for update in heads(updates)])
         features, centres = self.compute_features(state, updates)
         if not self.has_clusters(state):
-            labels = first_kmeans(features, self.k, weights, self.starts, self.seed, state.sizes(names))
+            labels = first_kmeans(
+                features, self.k, weights, self.starts, self.seed, state.sizes(names)
+            )
             return dict(zip(names, labels.tolist()))
 
         # A participant without a cluster joins the one in whose direction it moved from the common model. In one round
         # a model does not move far. By distance, the centre closest to the common model would always win.
         if is_late.any():
-            labels[is_late] = distances_between(features[is_late], centres, "cosine").argmin(axis=1)
+            labels[is_late] = distances_between(
+                features[is_late], centres, "cosine"
+            ).argmin(axis=1)
 
         # All others take k-means steps that begin at the centres. So clusters keep their labels, and a cluster without
         # a participant in this round keeps its centre.
@@ -101,7 +125,9 @@ class WeCFL(Method):
             labels[known] = lloyd(features[known], centres, weights[known], sizes=sizes)
         return dict(zip(names, labels.tolist()))
 
-    def compute_features(self, state: ServerState, updates: Sequence[Update]) -> tuple[np.ndarray, np.ndarray]:
+    def compute_features(
+        self, state: ServerState, updates: Sequence[Update]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Compute the points that k-means sees, relative to the common model.
 
         Returns:
@@ -116,17 +142,27 @@ class WeCFL(Method):
         features, centre_points = np.split(together, [len(updates)])
         return features, centre_points
 
-    def remaining_sizes(self, state: ServerState, names: Sequence[str], labels: np.ndarray) -> Sizes | None:
+    def remaining_sizes(
+        self, state: ServerState, names: Sequence[str], labels: np.ndarray
+    ) -> Sizes | None:
         """The minimum sizes that those with a cluster have to meet, after latecomers were placed by ``labels``."""
         known = [name for name in names if name in state.assignment]
-        placed = {name: int(label) for name, label in zip(names, labels) if name not in state.assignment}
+        placed = {
+            name: int(label)
+            for name, label in zip(names, labels)
+            if name not in state.assignment
+        }
         return state.sizes(known, {**state.assignment, **placed})
 
-    def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
+    def counts_in(
+        self, state: ServerState, update: Update, assignment: Assignment
+    ) -> Counts:
         """Count a trained model in its participant's new cluster, wherever its training began."""
         return self.by_cluster(update, assignment)
 
-    def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
+    def aggregate(
+        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+    ) -> ServerState:
         """Compute the psi-weighted mean inside each cluster: the M-step (thesis Eq. 3.3a).
 
         The common model is for participants that have no cluster yet. It becomes the mean of the centres, weighted by

@@ -16,7 +16,16 @@ from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.slots import GLOBAL, cluster_slot
-from cfl_flare.methods.state import Download, Mapped, Plan, ServerState, Traits, Update, heads, sum_of
+from cfl_flare.methods.state import (
+    Download,
+    Mapped,
+    Plan,
+    ServerState,
+    Traits,
+    Update,
+    heads,
+    sum_of,
+)
 from cfl_flare.training.losses import Term
 
 
@@ -25,7 +34,9 @@ def as_the_leader(step: str) -> Any:
 
     def carried_out(self: Wrapper, state: ServerState, *arguments: Any) -> Any:
         seen = (self.seen_by(self.lead, argument) for argument in arguments)
-        return getattr(self.leading(state), step)(self.state_of(state, self.lead), *seen)
+        return getattr(self.leading(state), step)(
+            self.state_of(state, self.lead), *seen
+        )
 
     return carried_out
 
@@ -39,18 +50,40 @@ class Wrapper(Method):
     """
 
     INTERACTING: ClassVar[tuple[str, ...]] = (
-        *("start", "distribute", "local_update", "serve", "finetuned", "aggregate", "models", "join"),
+        *(
+            "start",
+            "distribute",
+            "local_update",
+            "serve",
+            "finetuned",
+            "aggregate",
+            "models",
+            "join",
+        ),
     )
 
     def __init_subclass__(cls) -> None:
-        missing = [step for step in Wrapper.INTERACTING if getattr(cls, step) is getattr(Method, step)]
-        require(not missing, f"{cls.__name__}: a wrapper defines {', '.join(missing)} for its parts; it does not")
+        missing = [
+            step
+            for step in Wrapper.INTERACTING
+            if getattr(cls, step) is getattr(Method, step)
+        ]
+        require(
+            not missing,
+            f"{cls.__name__}: a wrapper defines {', '.join(missing)} for its parts; it does not",
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.weighting == "samples", f"{self.where}: weighting belongs to the methods in it; give it there")
+        require(
+            self.weighting == "samples",
+            f"{self.where}: weighting belongs to the methods in it; give it there",
+        )
         tuned = [part.label for part in self.inner if part.finetune]
-        require(not tuned, f"{self.where}: finetune belongs to the whole; give it to {self.name}, not to {tuned}")
+        require(
+            not tuned,
+            f"{self.where}: finetune belongs to the whole; give it to {self.name}, not to {tuned}",
+        )
 
     @property
     @abstractmethod
@@ -87,7 +120,9 @@ class Wrapper(Method):
 
     # ---- The contract ----
 
-    vector, assign, counts_in, clusters_in = map(as_the_leader, ("vector", "assign", "counts_in", "clusters_in"))
+    vector, assign, counts_in, clusters_in = map(
+        as_the_leader, ("vector", "assign", "counts_in", "clusters_in")
+    )
 
     @property
     def traits(self) -> Traits:
@@ -99,8 +134,14 @@ class Wrapper(Method):
             starts_on_site=any(traits.starts_on_site for traits in parts),
             archives=any(traits.archives for traits in parts),
             keeps_head=any(traits.keeps_head for traits in parts),
-            named_groups=tuple(dict.fromkeys(label for traits in parts for label in traits.named_groups)),
-            no_private=next((traits.no_private for traits in parts if traits.no_private), ""),
+            named_groups=tuple(
+                dict.fromkeys(
+                    label for traits in parts for label in traits.named_groups
+                )
+            ),
+            no_private=next(
+                (traits.no_private for traits in parts if traits.no_private), ""
+            ),
             no_penalties="belong to the methods inside it; give them there",
             takes_penalties=False,
             serves_one=False,
@@ -115,8 +156,14 @@ class Wrapper(Method):
 
     def plan(self, state: ServerState) -> Plan:
         """Everyone if a part needs all, sampled as for the leading part; as many updates as any part needs."""
-        plans = [part.plan(self.state_of(state, i)) for i, part in enumerate(self.inner)]
-        return Plan(any(p.everyone for p in plans), plans[self.lead].draw, max(p.fewest for p in plans))
+        plans = [
+            part.plan(self.state_of(state, i)) for i, part in enumerate(self.inner)
+        ]
+        return Plan(
+            any(p.everyone for p in plans),
+            plans[self.lead].draw,
+            max(p.fewest for p in plans),
+        )
 
     def terms(self, download: Download, slot: str) -> list[Term]:
         """None: each part adds its own."""
@@ -150,11 +197,17 @@ class Clustering:
 
     def seen(self, update: Update) -> Update:
         """An update as the method sees it."""
-        return reduce(lambda inner, wrapper: wrapper.update_of(wrapper.lead, inner), self.wrappers, update)
+        return reduce(
+            lambda inner, wrapper: wrapper.update_of(wrapper.lead, inner),
+            self.wrappers,
+            update,
+        )
 
     def sees(self, updates: Sequence[Update]) -> bool:
         """Whether participants sent what they are compared by; not where a wrapper trained a model of its own alone."""
-        return any(update.diffs or update.arrays for update in map(self.seen, heads(updates)))
+        return any(
+            update.diffs or update.arrays for update in map(self.seen, heads(updates))
+        )
 
     def vector(self, update: Update) -> np.ndarray:
         return self.method.vector(self.before, self.seen(update))
@@ -172,6 +225,14 @@ class Clustering:
 
         The common model stands in for a cluster that was merged into another, and so has no members.
         """
-        bank = reduce(lambda inner, wrapper: wrapper.state_of(inner, wrapper.lead), self.wrappers, after).bank
+        bank = reduce(
+            lambda inner, wrapper: wrapper.state_of(inner, wrapper.lead),
+            self.wrappers,
+            after,
+        ).bank
         model = bank.get(cluster_slot(cluster)) or bank.get(GLOBAL)
-        return None if model is None or not self.method.traits.compares_models else self.method.features(model)
+        return (
+            None
+            if model is None or not self.method.traits.compares_models
+            else self.method.features(model)
+        )

@@ -34,7 +34,18 @@ LONGEST = 500
 GLOBAL = "global"
 NO_CLUSTER = cluster_label(None)
 # Parts of the summary that a card repeats, and settings of the data. Other parts name participants.
-REPEATED = ("rounds", "stopped", "improving", "model", "training", "run", "private", "seed", "positive", "metric")
+REPEATED = (
+    "rounds",
+    "stopped",
+    "improving",
+    "model",
+    "training",
+    "run",
+    "private",
+    "seed",
+    "positive",
+    "metric",
+)
 OF_DATA = ("partition", "seed", "min_samples", "validation", "measured_on")
 OF_COLUMN = ("column", "kind", "unit", "range", "categories", "missing")
 # How files of results end.
@@ -43,7 +54,9 @@ RESULTS = (".json", ".jsonl", ".safetensors", ".csv")
 SPECIAL = re.compile(r"[\\`*\[\]~$#]|(?<![^\W_])_|_(?![^\W_])")
 
 
-def build_card(run: Run, slot: str, comparison: Sequence[Facts], columns: Columns | None = None) -> dict[str, Any]:
+def build_card(
+    run: Run, slot: str, comparison: Sequence[Facts], columns: Columns | None = None
+) -> dict[str, Any]:
     """Collect the facts on one of a run's models.
 
     Args:
@@ -63,7 +76,10 @@ def build_card(run: Run, slot: str, comparison: Sequence[Facts], columns: Column
     data = summary.get("data") or {}
     membership = summary.get("membership") or {"bound": None, "models": {}}
     attacked = membership["models"].get(slot) or {"attacks": {}}
-    rates = {name: {"mean": of["tpr"], "interval": of["interval"]} for name, of in attacked["attacks"].items()}
+    rates = {
+        name: {"mean": of["tpr"], "interval": of["interval"]}
+        for name, of in attacked["attacks"].items()
+    }
     majority = {"accuracy": {"mean": summary.get("majority"), "interval": None}}
     card = {name: summary.get(name) for name in REPEATED}
     card |= {
@@ -78,10 +94,20 @@ def build_card(run: Run, slot: str, comparison: Sequence[Facts], columns: Column
         "columns": list_columns(columns),
         "clusters": count_members(run),
         "results": list_figures(run, slot),
-        "comparison": [*comparison, {"method": "the most frequent class", "run": None, "figures": majority}],
+        "comparison": [
+            *comparison,
+            {"method": "the most frequent class", "run": None, "figures": majority},
+        ],
         "privacy": describe_privacy(summary),
-        "membership": {"bound": membership["bound"], "attacks": rates, "refusal": why_not(summary, slot)},
-        "versions": {**summary.get("versions", {}), "cfl-flare of this card": __version__},
+        "membership": {
+            "bound": membership["bound"],
+            "attacks": rates,
+            "refusal": why_not(summary, slot),
+        },
+        "versions": {
+            **summary.get("versions", {}),
+            "cfl-flare of this card": __version__,
+        },
         "sha256": hash_files(run, slot),
     }
     return card
@@ -96,7 +122,11 @@ def describe_privacy(summary: Facts) -> Facts | None:
 def remove_groups(value: Any) -> Any:
     """Remove given groups, which are names of participants, from a method and from the methods inside it."""
     if isinstance(value, Mapping):
-        return {name: remove_groups(part) for name, part in value.items() if name != "groups"}
+        return {
+            name: remove_groups(part)
+            for name, part in value.items()
+            if name != "groups"
+        }
     if isinstance(value, list):
         return [remove_groups(part) for part in value]
     return value
@@ -112,7 +142,9 @@ def list_columns(columns: Columns | None) -> Sequence[Facts]:
 
 def hash_files(run: Run, slot: str) -> dict[str, str]:
     """Compute the SHA-256 of the model's file and of the run's files of results."""
-    results = sorted(path.name for path in run.folder.iterdir() if path.suffix in RESULTS)
+    results = sorted(
+        path.name for path in run.folder.iterdir() if path.suffix in RESULTS
+    )
     names = [f"{MODELS}/{slot}.safetensors", *results]
     return {name: file_sha256(run.folder / name) for name in names}
 
@@ -125,7 +157,11 @@ def list_members(run: Run, slot: str) -> list[dict[str, Any]]:
     view = View(run)
     if not run.summary["clusters"]:
         return view.people
-    return [person for person in view.people if cluster_label(view.clusters[person["name"]]) == slot]
+    return [
+        person
+        for person in view.people
+        if cluster_label(view.clusters[person["name"]]) == slot
+    ]
 
 
 def count_members(run: Run) -> Facts:
@@ -138,7 +174,9 @@ def count_members(run: Run) -> Facts:
     fewest_sites = settings.get("min_sites_per_cluster") or 1
     fewest_samples = settings.get("min_samples_per_cluster") or 1
     rows: list[Facts] = []
-    for slot in sorted({cluster_label(cluster) for cluster in view.clusters.values()} | {GLOBAL}):
+    for slot in sorted(
+        {cluster_label(cluster) for cluster in view.clusters.values()} | {GLOBAL}
+    ):
         members = list_members(run, slot)
         sites = len({member.get("site") for member in members})
         weight = sum(view.weight(member) or 0 for member in members)
@@ -146,8 +184,19 @@ def count_members(run: Run) -> Facts:
             rows = []
             break
         if members and slot != NO_CLUSTER:
-            rows.append({"model": slot, "participants": len(members), "sites": sites, "samples": weight})
-    return {"minimum_sites": fewest_sites, "minimum_samples": fewest_samples, "rows": rows}
+            rows.append(
+                {
+                    "model": slot,
+                    "participants": len(members),
+                    "sites": sites,
+                    "samples": weight,
+                }
+            )
+    return {
+        "minimum_sites": fewest_sites,
+        "minimum_samples": fewest_samples,
+        "rows": rows,
+    }
 
 
 def list_figures(run: Run, slot: str) -> dict[str, Any]:
@@ -171,9 +220,16 @@ def measure_members(run: Run, members: Sequence[Facts], prefix: str) -> dict[str
     figures = {}
     for measure in dict.fromkeys([run.metric.name, *run.reported]):
         key = f"served_{measure}"
-        points = {member["name"]: member[key] for member in members if is_finite(member.get(key))}
+        points = {
+            member["name"]: member[key]
+            for member in members
+            if is_finite(member.get(key))
+        }
         ends = draws.of_mean(key, points) if draws else None
-        figures[measure] = {"mean": run.summary["final"].get(prefix + key), "interval": ends}
+        figures[measure] = {
+            "mean": run.summary["final"].get(prefix + key),
+            "interval": ends,
+        }
     return figures
 
 
@@ -191,7 +247,9 @@ def compare_runs(run: Run, others: Sequence[Run]) -> Sequence[Facts]:
     for other in others:
         if other.values("samples") == run.values("samples"):
             figures = measure_members(other, other.summary["participants"], "")
-            rows.append({"method": other.name, "run": other.folder.name, "figures": figures})
+            rows.append(
+                {"method": other.name, "run": other.folder.name, "figures": figures}
+            )
     return rows
 
 
@@ -202,10 +260,15 @@ def compare_candidates(study: Facts) -> Sequence[Facts]:
     rows = []
     for name, title in titles.items():
         figure = {"mean": verdict["tested"].get(name), "interval": None}
-        rows.append({"method": title, "run": name, "figures": {verdict["metric"]: figure}})
+        rows.append(
+            {"method": title, "run": name, "figures": {verdict["metric"]: figure}}
+        )
     for pair in verdict["compared"]:
         title = f"{titles[pair['one']]} against {titles[pair['other']]}"
-        gain = {"mean": pair["found"]["gain"], "interval": (pair["found"]["low"], pair["found"]["high"])}
+        gain = {
+            "mean": pair["found"]["gain"],
+            "interval": (pair["found"]["low"], pair["found"]["high"]),
+        }
         rows.append({"method": title, "run": None, "figures": {"gain": gain}})
     return rows
 
@@ -215,10 +278,19 @@ def compare_candidates(study: Facts) -> Sequence[Facts]:
 
 def render_card(card: Facts) -> str:
     """Write the facts of `build_card` as Markdown with YAML front matter."""
-    measures = dict.fromkeys(measure for row in card["comparison"] for measure in row["figures"])
+    measures = dict.fromkeys(
+        measure for row in card["comparison"] for measure in row["figures"]
+    )
     loader = PackageLoader("cfl_flare.report", "html")
-    environment = Environment(loader=loader, undefined=StrictUndefined, finalize=show_value, trim_blocks=True)
-    return environment.get_template("card.md.j2").render(card, measures=measures, flatten=flattened) + "\n"
+    environment = Environment(
+        loader=loader, undefined=StrictUndefined, finalize=show_value, trim_blocks=True
+    )
+    return (
+        environment.get_template("card.md.j2").render(
+            card, measures=measures, flatten=flattened
+        )
+        + "\n"
+    )
 
 
 def show_value(value: Any) -> str:
@@ -236,7 +308,11 @@ def show_value(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(show_value, value)) or "-"
     if isinstance(value, Mapping) and "mean" in value:
-        return f"{number(value['mean'])} ({interval(value['interval'])})".replace(" (-)", "")
+        return f"{number(value['mean'])} ({interval(value['interval'])})".replace(
+            " (-)", ""
+        )
     text = SPECIAL.sub(r"\\\g<0>", cut(value, LONGEST))
     text = html.escape(text, quote=False).replace("|", "&#124;")
-    return text.replace("://", "&#58;//").replace("www.", "www&#46;")  # a renderer would make links of them
+    return text.replace("://", "&#58;//").replace(
+        "www.", "www&#46;"
+    )  # a renderer would make links of them

@@ -10,7 +10,16 @@ from typing import Any
 
 from cfl_flare.clustering.gap import NUMBER, in_words
 from cfl_flare.report import vega
-from cfl_flare.report.page import CLUSTERS, Plot, Section, Table, View, cluster_label, line_plot, thinned
+from cfl_flare.report.page import (
+    CLUSTERS,
+    Plot,
+    Section,
+    Table,
+    View,
+    cluster_label,
+    line_plot,
+    thinned,
+)
 from cfl_flare.report.text import cut, finite, interval, number
 
 # Participants and rounds whose cells are drawn.
@@ -26,7 +35,11 @@ def moves(view: View) -> Section | None:
     rounds = sorted({r for history in histories.values() for r in history})
     order = [name for name in view.by_cluster if name in histories]
     people, columns = thinned(order, PEOPLE), thinned(rounds, COLUMNS)
-    truth = {person["name"]: f"group {cut(g)}" for person in view.people if (g := person.get("group")) is not None}
+    truth = {
+        person["name"]: f"group {cut(g)}"
+        for person in view.people
+        if (g := person.get("group")) is not None
+    }
     rows, moved = [], 0
     for name in order:
         path = sorted(histories[name].items())
@@ -34,13 +47,27 @@ def moves(view: View) -> Section | None:
         moved += bool(changes)
         ends = [cluster_label(k) for _, k in (path[0], path[-1])]
         last = str(changes[-1] + 1) if changes else "-"
-        rows.append([view.shown[name], *ends, str(len(changes)), last, *([truth.get(name, "-")] if truth else [])])
+        rows.append(
+            [
+                view.shown[name],
+                *ends,
+                str(len(changes)),
+                last,
+                *([truth.get(name, "-")] if truth else []),
+            ]
+        )
     text = (
         f"{moved} of {len(order)} participants changed their cluster at least once. A row is a participant, in the "
         "order of the last clusters; where it has no cell, it had no cluster yet."
     )
     text += " Greys at the right are the true groups." if truth else ""
-    headings = ["participant", "first cluster", "last cluster", "changes", "round of the last change"]
+    headings = [
+        "participant",
+        "first cluster",
+        "last cluster",
+        "changes",
+        "round of the last change",
+    ]
     table = Table([*headings, *(["true group"] if truth else [])], rows)
     notes = []
     if len(people) < len(order) or len(columns) < len(rounds):
@@ -52,22 +79,34 @@ def moves(view: View) -> Section | None:
     return Section("How assignments moved", plots=[plot], notes=notes)
 
 
-def _cells(view: View, people: list[str], columns: list[int], truth: dict[str, str]) -> vega.Spec:
+def _cells(
+    view: View, people: list[str], columns: list[int], truth: dict[str, str]
+) -> vega.Spec:
     """A row of cells for each participant; its name is in the data once."""
     rows = []
     for i, name in enumerate(people):
         history = view.histories[name]
         known = [r for r in columns if r in history]
-        cells = {"r": [r + 1 for r in known], "c": [cluster_label(history[r]) for r in known]}
+        cells = {
+            "r": [r + 1 for r in known],
+            "c": [cluster_label(history[r]) for r in known],
+        }
         rows.append({"i": i, "name": view.shown[name], "g": truth.get(name), **cells})
     used = sorted({k for history in view.histories.values() for k in history.values()})
     groups = sorted({*truth.values()})
-    greys = {**vega.colour(groups), "field": "g", "scale": {"domain": groups, "scheme": "greys"}}
+    greys = {
+        **vega.colour(groups),
+        "field": "g",
+        "scale": {"domain": groups, "scheme": "greys"},
+    }
     scale = {"domain": [*(r + 1 for r in columns), *(["truth"] if truth else [])]}
     by_round = {
         "transform": [{"flatten": ["r", "c"]}],
         "mark": vega.CELL,
-        "encoding": {"x": {**vega.ROUNDS, "scale": scale}, "color": vega.colour([cluster_label(k) for k in used])},
+        "encoding": {
+            "x": {**vega.ROUNDS, "scale": scale},
+            "color": vega.colour([cluster_label(k) for k in used]),
+        },
     }
     at_end = {
         "mark": {**vega.CELL, "width": {"band": 0.9}},
@@ -89,7 +128,11 @@ def _cells(view: View, people: list[str], columns: list[int], truth: dict[str, s
 def sizes(view: View) -> Section | None:
     """The participants in each cluster; None for a run without clusters."""
     plot = sizes_plot(view, "Participants in each cluster")
-    return None if plot is None else Section("Sizes of the clusters", plots=[plot], notes=view.rounds_note)
+    return (
+        None
+        if plot is None
+        else Section("Sizes of the clusters", plots=[plot], notes=view.rounds_note)
+    )
 
 
 def sizes_plot(view: View, title: str) -> Plot | None:
@@ -108,12 +151,19 @@ def sizes_plot(view: View, title: str) -> Plot | None:
         return {label: size for label, size in sizes.items() if size}
 
     series = view.series(by_label)
-    labels = [label for label in (*map(cluster_label, shown), SMALLER) if label in series]
+    labels = [
+        label for label in (*map(cluster_label, shown), SMALLER) if label in series
+    ]
     ordered = {label: series[label] for label in labels}
-    plot = line_plot(title, "A bar is a round; its parts are the clusters.", ordered, "participants")
+    plot = line_plot(
+        title, "A bar is a round; its parts are the clusters.", ordered, "participants"
+    )
     encoding = plot.spec["encoding"]
     del encoding["strokeDash"]
-    encoding |= {"x": vega.ROUNDS, "y": vega.quantity("v", "participants", axis=vega.WHOLE)}
+    encoding |= {
+        "x": vega.ROUNDS,
+        "y": vega.quantity("v", "participants", axis=vega.WHOLE),
+    }
     encoding["color"] = vega.colour(labels)
     plot.spec["mark"] = {"type": "bar", "width": {"band": 1}}
     return plot
@@ -127,19 +177,45 @@ def quality(view: View) -> Section | None:
     labels = {cluster_label(k): k for k in view.largest}
     clusterability = view.series(
         lambda record: {
-            label: values[k] for label, k in labels.items() if k < len(values := record.get("clusterability", ()))
+            label: values[k]
+            for label, k in labels.items()
+            if k < len(values := record.get("clusterability", ()))
         }
     )
-    cosines = view.lines({"two participants of a cluster": "intra_cosine", "two centres": "inter_cosine"})
-    shares = {"evenness of the sizes": "size_entropy", "in the largest cluster": "largest_share"}
+    cosines = view.lines(
+        {"two participants of a cluster": "intra_cosine", "two centres": "inter_cosine"}
+    )
+    shares = {
+        "evenness of the sizes": "size_entropy",
+        "in the largest cluster": "largest_share",
+    }
     shares |= {"moved to another cluster": "moved_share"}
     parts = (
-        ("Objective", "The squared distance to the cluster's centre (thesis Eq. 3.3b).", objective, "C"),
-        ("Clusterability of each cluster", "0 where updates are equal (thesis Def. 3.4.7).", clusterability, "B"),
+        (
+            "Objective",
+            "The squared distance to the cluster's centre (thesis Eq. 3.3b).",
+            objective,
+            "C",
+        ),
+        (
+            "Clusterability of each cluster",
+            "0 where updates are equal (thesis Def. 3.4.7).",
+            clusterability,
+            "B",
+        ),
         ("Similarity", "Mean cosines of updates.", cosines, "cosine similarity"),
-        ("Spread", "Shares of the participants; evenness is the sizes' entropy.", view.lines(shares), "share"),
+        (
+            "Spread",
+            "Shares of the participants; evenness is the sizes' entropy.",
+            view.lines(shares),
+            "share",
+        ),
     )
-    plots = [line_plot(title, text, series, axis, height=180) for title, text, series, axis in parts if series]
+    plots = [
+        line_plot(title, text, series, axis, height=180)
+        for title, text, series, axis in parts
+        if series
+    ]
     if all(value > 0 for value in objective["objective"].values()):
         plots[0].spec["encoding"]["y"]["scale"] = {"type": "log"}
     return Section("Quality of the clustering", plots=plots)
@@ -149,7 +225,13 @@ def number_of_clusters(view: View) -> Section | None:
     """The clusters in use by round, and the criterion's values; None where the method looks for no number."""
     plots = []
     if in_use := view.lines({"clusters": "clusters_in_use"}):
-        plot = line_plot("Clusters in use", "Clusters with at least one participant.", in_use, "clusters", height=160)
+        plot = line_plot(
+            "Clusters in use",
+            "Clusters with at least one participant.",
+            in_use,
+            "clusters",
+            height=160,
+        )
         plot.spec["mark"]["interpolate"] = "step-after"
         plot.spec["encoding"]["y"] = vega.quantity("v", "clusters", axis=vega.WHOLE)
         plots.append(plot)
@@ -159,18 +241,31 @@ def number_of_clusters(view: View) -> Section | None:
         if method.get("tuning"):
             low, high = (number(method.get(key)) for key in ("low", "high"))
             text += f"A cluster below {low} is merged, one above {high} is split."
-        plots.append(line_plot("Inside by between", text, dispersion, "inside / between", height=200))
-    choice = next((r[NUMBER] for r in view.run.rounds if isinstance(r.get(NUMBER), dict)), None)
+        plots.append(
+            line_plot(
+                "Inside by between", text, dispersion, "inside / between", height=200
+            )
+        )
+    choice = next(
+        (r[NUMBER] for r in view.run.rounds if isinstance(r.get(NUMBER), dict)), None
+    )
     gaps = None if choice is None else _gaps(choice)
     plots += [] if gaps is None else [gaps]
-    searched = len(plots) > 1 or len({record.get("clusters_in_use") for record in view.run.rounds}) > 1
-    return Section("The number of clusters", plots=plots) if searched and plots else None
+    searched = (
+        len(plots) > 1
+        or len({record.get("clusters_in_use") for record in view.run.rounds}) > 1
+    )
+    return (
+        Section("The number of clusters", plots=plots) if searched and plots else None
+    )
 
 
 def _dispersion(record: dict[str, Any]) -> dict[str, Any]:
     """FedAC's distance inside a cluster by its distance to the others, of a round, by cluster."""
     values: dict[str, Any] = record.get("dispersion") or {}
-    return {cluster_label(k): values[str(k)] for k in range(CLUSTERS) if str(k) in values}
+    return {
+        cluster_label(k): values[str(k)] for k in range(CLUSTERS) if str(k) in values
+    }
 
 
 def _gaps(choice: dict[str, Any]) -> Plot | None:
@@ -181,7 +276,9 @@ def _gaps(choice: dict[str, Any]) -> Plot | None:
         if gap is not None:
             spread = abs(gap / deviations) if deviations else 0.0
             ends = {"lo": finite(gap - spread), "hi": finite(gap + spread)}
-            points.append({"k": k, "v": gap, **ends, "alike": finite(criterion["stability"])})
+            points.append(
+                {"k": k, "v": gap, **ends, "alike": finite(criterion["stability"])}
+            )
     if not points:
         return None
     x = vega.whole_axis("k", (point["k"] for point in points), "number of clusters")
@@ -193,11 +290,22 @@ def _gaps(choice: dict[str, Any]) -> Plot | None:
         "layer": [
             {"mark": vega.DASHED, "encoding": {"x": {"datum": choice["k"]}}},
             vega.intervals("y", y, {"x": x}, width=1, opacity=1),
-            {"mark": {"type": "line", "point": True}, "encoding": {"x": x, "y": y, "tooltip": tooltip}},
+            {
+                "mark": {"type": "line", "point": True},
+                "encoding": {"x": x, "y": y, "tooltip": tooltip},
+            },
         ],
     }
-    rows = [[str(p["k"]), number(p["v"]), interval((p["lo"], p["hi"])), number(p["alike"])] for p in points]
-    columns = ("clusters", "gap", "a standard deviation either way", "alike without a fifth of the participants")
+    rows = [
+        [str(p["k"]), number(p["v"]), interval((p["lo"], p["hi"])), number(p["alike"])]
+        for p in points
+    ]
+    columns = (
+        "clusters",
+        "gap",
+        "a standard deviation either way",
+        "alike without a fifth of the participants",
+    )
     text = (
         "How much tighter the participants are in that many clusters than data without clusters would be (the gap "
         f"statistic). The dashed line is the number that the run went on with: {in_words(choice)}."

@@ -12,9 +12,29 @@ from pathlib import Path
 from cfl_flare.core.errors import CFLError
 from cfl_flare.report import vega
 from cfl_flare.report.clusters import sizes_plot
-from cfl_flare.report.page import ROWS, Plot, Section, Series, Table, View, line_plot, page, sections, thinned
+from cfl_flare.report.page import (
+    ROWS,
+    Plot,
+    Section,
+    Series,
+    Table,
+    View,
+    line_plot,
+    page,
+    sections,
+    thinned,
+)
 from cfl_flare.report.table import runs_table
-from cfl_flare.report.text import axis_title, cut, finite, interval, measure_name, signed, told_apart, unique
+from cfl_flare.report.text import (
+    axis_title,
+    cut,
+    finite,
+    interval,
+    measure_name,
+    signed,
+    told_apart,
+    unique,
+)
 from cfl_flare.results.bootstrap import Difference, paired_difference
 from cfl_flare.results.run_dir import Run
 
@@ -34,7 +54,10 @@ class Runs:
         """What each run is called, told apart by its folder where two have one name."""
         names = [run.name for run in self.runs]
         return told_apart(
-            f"{run.name} in {run.folder.name}" if names.count(run.name) > 1 else run.name for run in self.runs
+            f"{run.name} in {run.folder.name}"
+            if names.count(run.name) > 1
+            else run.name
+            for run in self.runs
         )
 
     @property
@@ -76,7 +99,9 @@ def result(compared: Runs) -> Section:
     for label, difference in zip(compared.labels[1:], compared.differences):
         pair = f"{label} against {compared.labels[0]}"
         if isinstance(difference, str):
-            text.append(f"{pair}: no paired interval, so no claim ({cut(difference, 300)}).")
+            text.append(
+                f"{pair}: no paired interval, so no claim ({cut(difference, 300)})."
+            )
             continue
         ends = difference.low, difference.high
         upwards = compared.runs[0].metric.mode == "max"
@@ -87,32 +112,59 @@ def result(compared: Runs) -> Section:
             verdict = "better" if (difference.low > 0) == upwards else "worse"
         gain = f"{measure} differs by {signed(difference.mean)} on average (paired 95 % interval {interval(ends)})"
         text.append(f"{pair}: {verdict}; {gain}.")
-    text.append("Intervals are of the test samples alone, on these participants and with this seed.")
+    text.append(
+        "Intervals are of the test samples alone, on these participants and with this seed."
+    )
     return Section("Result", text)
 
 
 def methods(compared: Runs) -> Section:
     """A row for each run."""
-    where = "as training scripts report" if all(run.script for run in compared.runs) else "on their own test splits"
+    where = (
+        "as training scripts report"
+        if all(run.script for run in compared.runs)
+        else "on their own test splits"
+    )
     text = f"Of the served models after the last round, {where}, with 95 % intervals."
     folders = [str(run.folder.relative_to(compared.folder)) for run in compared.runs]
-    return Section("Methods", [text], tables=[("Runs", runs_table(compared.runs, compared.labels, folders))])
+    return Section(
+        "Methods",
+        [text],
+        tables=[("Runs", runs_table(compared.runs, compared.labels, folders))],
+    )
 
 
 def over_rounds(compared: Runs) -> Section | None:
     """Each metric by round, the mean and the worst value, with a line for each run that is judged by it."""
     plots = []
-    for metric, far in dict.fromkeys((run.metric.name, run.metric.far_end) for run, _ in compared.drawn):
+    for metric, far in dict.fromkeys(
+        (run.metric.name, run.metric.far_end) for run, _ in compared.drawn
+    ):
         for what, text, prefix in (
-            ("", "The mean over participants, weighted by training samples.", "served_"),
-            (f"{far.capitalize()} ", f"The {far} value of one participant in each round.", "served_worst_"),
+            (
+                "",
+                "The mean over participants, weighted by training samples.",
+                "served_",
+            ),
+            (
+                f"{far.capitalize()} ",
+                f"The {far} value of one participant in each round.",
+                "served_worst_",
+            ),
         ):
             series: Series = {}
             for run, label in compared.drawn:
                 if run.metric.name == metric:
                     series |= View(run).lines({label: prefix + metric})
             if series:
-                plots.append(line_plot(f"{what}{measure_name(metric)} by round", text, series, axis_title(metric)))
+                plots.append(
+                    line_plot(
+                        f"{what}{measure_name(metric)} by round",
+                        text,
+                        series,
+                        axis_title(metric),
+                    )
+                )
     count = len(compared.runs)
     notes = [f"The first {RUNS} of {count} runs are drawn."] if count > RUNS else []
     return Section("Convergence", plots=plots, notes=notes) if plots else None
@@ -120,39 +172,71 @@ def over_rounds(compared: Runs) -> Section | None:
 
 def sizes_of_runs(compared: Runs) -> Section | None:
     """The clusters' sizes of each run; None if fewer than two of them cluster."""
-    plots = [plot for run, label in compared.drawn if (plot := sizes_plot(View(run), label)) is not None]
-    return Section("Participants in each cluster", plots=plots) if len(plots) > 1 else None
+    plots = [
+        plot
+        for run, label in compared.drawn
+        if (plot := sizes_plot(View(run), label)) is not None
+    ]
+    return (
+        Section("Participants in each cluster", plots=plots) if len(plots) > 1 else None
+    )
 
 
 def gains(compared: Runs) -> Section | None:
     """What each participant gains by each run over the first one."""
     count = len(compared.runs) - 1
-    plots = [plot for i in range(1, min(count, GAINS) + 1) if (plot := _gains(compared, i)) is not None]
+    plots = [
+        plot
+        for i in range(1, min(count, GAINS) + 1)
+        if (plot := _gains(compared, i)) is not None
+    ]
     if not plots:
         return None
-    notes = [f"The first {GAINS} of {count} runs are compared."] if count > GAINS else []
+    notes = (
+        [f"The first {GAINS} of {count} runs are compared."] if count > GAINS else []
+    )
     return Section("What each participant gains", plots=plots, notes=notes)
 
 
 def _gains(compared: Runs, i: int) -> Plot | None:
     """Those of one run; None if it has no participant in common with the first run that measured in both."""
-    key, measure, paired = f"served_{compared.metric}", measure_name(compared.metric), compared.differences[i - 1]
+    key, measure, paired = (
+        f"served_{compared.metric}",
+        measure_name(compared.metric),
+        compared.differences[i - 1],
+    )
     first, values = compared.runs[0].values(key), compared.runs[i].values(key)
-    differences = {name: value - first[name] for name, value in values.items() if name in first}
+    differences = {
+        name: value - first[name] for name, value in values.items() if name in first
+    }
     order = [name for name in differences if finite(differences[name]) is not None]
     if not order:
         return None
-    ends = {n: draws[1:] for n, draws in paired.by_participant.items()} if isinstance(paired, Difference) else {}
+    ends = (
+        {n: draws[1:] for n, draws in paired.by_participant.items()}
+        if isinstance(paired, Difference)
+        else {}
+    )
     shown, label = unique(order), compared.labels[i]
-    points = [(shown[name], differences[name], label, ends.get(name)) for name in thinned(order, ROWS)]
+    points = [
+        (shown[name], differences[name], label, ends.get(name))
+        for name in thinned(order, ROWS)
+    ]
     higher = sum(differences[name] > 0 for name in order)
     text = f"{higher} of {len(order)} have a higher {measure} than with {compared.labels[0]}. "
     if ends:
-        above, below = sum(ends[name][0] > 0 for name in ends), sum(ends[name][1] < 0 for name in ends)
+        above, below = (
+            sum(ends[name][0] > 0 for name in ends),
+            sum(ends[name][1] < 0 for name in ends),
+        )
         text += f"{above} intervals lie above 0 and {below} below; of equal models one in twenty would."
     else:
         text += "There are no paired draws, so which of these differences are chance is not known."
     rows = [[shown[n], signed(differences[n]), interval(ends.get(n))] for n in order]
-    table = Table(("participant", f"{measure}: difference", "paired 95 % interval"), rows)
-    spec = vega.by_participant(points, [label], f"{axis_title(compared.metric)}: difference", zero=True)
+    table = Table(
+        ("participant", f"{measure}: difference", "paired 95 % interval"), rows
+    )
+    spec = vega.by_participant(
+        points, [label], f"{axis_title(compared.metric)}: difference", zero=True
+    )
     return Plot(f"{label} against {compared.labels[0]}", text, spec, table)

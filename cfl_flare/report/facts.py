@@ -9,8 +9,25 @@ from typing import Any
 
 from cfl_flare.data.classes import list_names
 from cfl_flare.report import vega
-from cfl_flare.report.page import ROWS, SUPPORTED, Plot, Section, Table, View, cluster_label, pairs, thinned
-from cfl_flare.report.text import axis_title, cut, finite, interval, measure_name, number
+from cfl_flare.report.page import (
+    ROWS,
+    SUPPORTED,
+    Plot,
+    Section,
+    Table,
+    View,
+    cluster_label,
+    pairs,
+    thinned,
+)
+from cfl_flare.report.text import (
+    axis_title,
+    cut,
+    finite,
+    interval,
+    measure_name,
+    number,
+)
 from cfl_flare.results.bootstrap import tenth_of, told_apart
 from cfl_flare.results.gate import gate_lines
 from cfl_flare.results.metrics import POOLED, POOLED_F1, of_training
@@ -22,17 +39,35 @@ FEWEST = 10
 # Participants without a measure that are named, and other measures that get a column.
 NAMED, OTHERS = 20, 4
 # The summary's parts that are settings, the most characters of a setting, and the most settings.
-PARTS = ("method", "model", "data", "training", "run", "private", "seed", "initial_ckpt", "resumed_at", "name")
+PARTS = (
+    "method",
+    "model",
+    "data",
+    "training",
+    "run",
+    "private",
+    "seed",
+    "initial_ckpt",
+    "resumed_at",
+    "name",
+)
 WIDTH, SETTINGS = 200, 300
 
 
 def head(view: View) -> Section:
     """The run's facts, and its result in one sentence: with its interval, or that nothing can be claimed."""
     summary, name, text = view.run.summary, cut(view.run.name), []
-    value, ends = summary["final"].get(view.measure), summary.get("intervals", {}).get(view.measure)
+    value, ends = (
+        summary["final"].get(view.measure),
+        summary.get("intervals", {}).get(view.measure),
+    )
     count, everyone = view.run.defined(view.measure)
     over = f"{count} of {everyone}" if count < everyone else f"{everyone}"
-    whose = ", as their training script reports it" if view.run.script else "' own test splits"
+    whose = (
+        ", as their training script reports it"
+        if view.run.script
+        else "' own test splits"
+    )
     result = (
         f"{name}: the served models' {view.measure_name} is {number(value)} on average over {over} participants"
         f"{whose}, weighted by {view.unit}"
@@ -57,19 +92,43 @@ def head(view: View) -> Section:
 
 
 def _facts(view: View) -> Table:
-    summary, final, metric = view.run.summary, view.run.summary["final"], view.run.metric
-    training, data, model = (
-        part if isinstance(part := summary.get(key), dict) else {} for key in ("training", "data", "model")
+    summary, final, metric = (
+        view.run.summary,
+        view.run.summary["final"],
+        view.run.metric,
     )
-    weights = [weight for person in view.people if (weight := finite(view.weight(person))) is not None]
-    spread = f"{number(sum(weights))} ({number(min(weights))} to {number(max(weights))} each)" if weights else None
-    clipped = [count for person in view.people if isinstance(count := person.get("clipped"), int)]
+    training, data, model = (
+        part if isinstance(part := summary.get(key), dict) else {}
+        for key in ("training", "data", "model")
+    )
+    weights = [
+        weight
+        for person in view.people
+        if (weight := finite(view.weight(person))) is not None
+    ]
+    spread = (
+        f"{number(sum(weights))} ({number(min(weights))} to {number(max(weights))} each)"
+        if weights
+        else None
+    )
+    clipped = [
+        count
+        for person in view.people
+        if isinstance(count := person.get("clipped"), int)
+    ]
     used, joined = [size for size in view.last_sizes if size], view.run.newcomers or {}
     tenth = tenth_of(view.run)
-    end = "nobody says which end is best" if metric.mode is None else f"{metric.mode}imum"
+    end = (
+        "nobody says which end is best" if metric.mode is None else f"{metric.mode}imum"
+    )
     rows: list[tuple[str, Any]] = [
         ("method", view.run.name),
-        ("task", training.get("task", "classification") if isinstance(summary.get("training"), dict) else None),
+        (
+            "task",
+            training.get("task", "classification")
+            if isinstance(summary.get("training"), dict)
+            else None,
+        ),
         ("judged by", f"{metric.name} ({end})"),
         ("classes by number", list_names(summary.get("classes", [])) or None),
         ("class 1, the positive one", summary.get("positive")),
@@ -82,12 +141,23 @@ def _facts(view: View) -> Table:
         ("numbers of tables that are clipped", sum(clipped) if clipped else None),
         ("dealt out by", _partition(data.get("partition"))),
         ("model", model.get("class_path")),
-        ("clusters in use", f"{len(used)} (with {', '.join(map(str, used[:20]))} participants)" if used else None),
-        (f"worst tenth, {view.measure_name}", tenth and f"{number(tenth[0])} (95 % interval {interval(tenth[1])})"),
+        (
+            "clusters in use",
+            f"{len(used)} (with {', '.join(map(str, used[:20]))} participants)"
+            if used
+            else None,
+        ),
+        (
+            f"worst tenth, {view.measure_name}",
+            tenth and f"{number(tenth[0])} (95 % interval {interval(tenth[1])})",
+        ),
         ("AUROC over all samples", number(final.get(POOLED))),
         ("macro-F1 over all samples", number(final.get(POOLED_F1))),
         ("agreement with the true groups (ARI)", number(final.get("ari"))),
-        (f"{view.measure_name} of participants that joined afterwards", number(joined.get(view.measure))),
+        (
+            f"{view.measure_name} of participants that joined afterwards",
+            number(joined.get(view.measure)),
+        ),
     ]
     return pairs(rows)
 
@@ -96,7 +166,9 @@ def _partition(rule: Any) -> str | None:
     """A partition as the command line writes it."""
     if not isinstance(rule, dict) or not rule.get("partition"):
         return None
-    settings = ",".join(f"{key}={value}" for key, value in rule.items() if key != "partition")
+    settings = ",".join(
+        f"{key}={value}" for key, value in rule.items() if key != "partition"
+    )
     return f"{rule['partition']}:{settings}".rstrip(":")
 
 
@@ -105,16 +177,36 @@ def participants(view: View) -> Section | None:
 
     Of equal participants one is the worst by chance. So they stand in no order of what they measured.
     """
-    key, people = view.measure_at_site, {person["name"]: person for person in view.people}
+    key, people = (
+        view.measure_at_site,
+        {person["name"]: person for person in view.people},
+    )
     name_of = measure_name(key)
-    measured = {name: value for name in view.by_cluster if (value := finite(people[name].get(key))) is not None}
+    measured = {
+        name: value
+        for name in view.by_cluster
+        if (value := finite(people[name].get(key))) is not None
+    }
     if not measured:
         return None
     unmeasured = [name for name in people if name not in measured]
-    intervals = {name: ends for name, p in people.items() if (ends := p.get("intervals", {}).get(key))}
-    drawn, labels_of = thinned([*measured], ROWS), {name: cluster_label(k) for name, k in view.clusters.items()}
-    points = [(view.shown[name], measured[name], labels_of[name], intervals.get(name)) for name in drawn]
-    labels = [cluster_label(k) for k in sorted({k for k in view.clusters.values() if k is not None})]
+    intervals = {
+        name: ends
+        for name, p in people.items()
+        if (ends := p.get("intervals", {}).get(key))
+    }
+    drawn, labels_of = (
+        thinned([*measured], ROWS),
+        {name: cluster_label(k) for name, k in view.clusters.items()},
+    )
+    points = [
+        (view.shown[name], measured[name], labels_of[name], intervals.get(name))
+        for name in drawn
+    ]
+    labels = [
+        cluster_label(k)
+        for k in sorted({k for k in view.clusters.values() if k is not None})
+    ]
     labels += ["no cluster"] if None in view.clusters.values() else []
     text = f"Cluster by cluster, each measured {view.measured_on}. " + (
         f"The lines are 95 % intervals from draws of its test split. {_standing(view, measured, intervals)}"
@@ -140,18 +232,45 @@ def participants(view: View) -> Section | None:
             "It is in no supported F1, unless the task's setting support is lower."
         )
     if len(drawn) < len(measured):
-        notes.append(f"{len(drawn)} of {len(measured)} participants are drawn, evenly spaced in this order.")
-    table = _measures_of([people[name] for name in (*measured, *unmeasured)], intervals, view)
-    plot = Plot(f"{name_of} of each participant", text, vega.by_participant(points, labels, axis_title(name_of)), table)
+        notes.append(
+            f"{len(drawn)} of {len(measured)} participants are drawn, evenly spaced in this order."
+        )
+    table = _measures_of(
+        [people[name] for name in (*measured, *unmeasured)], intervals, view
+    )
+    plot = Plot(
+        f"{name_of} of each participant",
+        text,
+        vega.by_participant(points, labels, axis_title(name_of)),
+        table,
+    )
     return Section("Participants", plots=[plot], notes=notes)
 
 
-def _standing(view: View, measured: Mapping[str, float], intervals: Mapping[str, Any]) -> str:
+def _standing(
+    view: View, measured: Mapping[str, float], intervals: Mapping[str, Any]
+) -> str:
     """Who is told apart from all others, if anybody is."""
-    worst, best = told_apart(measured, {name: tuple(ends) for name, ends in intervals.items()}, view.run.metric)
-    apart = [f"{view.shown[name]} is the {end}" for name, end in ((worst, "worst"), (best, "best")) if name is not None]
-    beyond = "Its interval lies beyond all others." if len(apart) == 1 else "Their intervals lie beyond all others."
-    return f"{' and '.join(apart)}. {beyond}" if apart else "Intervals overlap: nobody is told apart as worst or best."
+    worst, best = told_apart(
+        measured,
+        {name: tuple(ends) for name, ends in intervals.items()},
+        view.run.metric,
+    )
+    apart = [
+        f"{view.shown[name]} is the {end}"
+        for name, end in ((worst, "worst"), (best, "best"))
+        if name is not None
+    ]
+    beyond = (
+        "Its interval lies beyond all others."
+        if len(apart) == 1
+        else "Their intervals lie beyond all others."
+    )
+    return (
+        f"{' and '.join(apart)}. {beyond}"
+        if apart
+        else "Intervals overlap: nobody is told apart as worst or best."
+    )
 
 
 def _support(view: View, name: str) -> str:
@@ -159,23 +278,47 @@ def _support(view: View, name: str) -> str:
     counts = (view.run.summary.get("test_classes") or {}).get(name)
     if not counts:
         return "-"
-    return cut(", ".join(f"{k}: {f'<{FEWEST} (!)' if n is None else n}" for k, n in enumerate(counts)), WIDTH)
+    return cut(
+        ", ".join(
+            f"{k}: {f'<{FEWEST} (!)' if n is None else n}" for k, n in enumerate(counts)
+        ),
+        WIDTH,
+    )
 
 
-def _measures_of(people: list[dict[str, Any]], intervals: Mapping[str, Any], view: View) -> Table:
+def _measures_of(
+    people: list[dict[str, Any]], intervals: Mapping[str, Any], view: View
+) -> Table:
     key, counted = view.measure_at_site, bool(view.run.summary.get("test_classes"))
-    keys = dict.fromkeys(k for person in people for k, v in person.items() if k.startswith("served_") and is_number(v))
+    keys = dict.fromkeys(
+        k
+        for person in people
+        for k, v in person.items()
+        if k.startswith("served_") and is_number(v)
+    )
     less = {key, *(("served_macro_f1",) if SUPPORTED in keys else ())}
-    others = [name for name in keys if name not in less and not of_training(name)][:OTHERS]
+    others = [name for name in keys if name not in less and not of_training(name)][
+        :OTHERS
+    ]
     rows = []
     for person in people:
         name, value = person["name"], finite(person.get(key))
-        row = [view.shown[name], cluster_label(view.clusters[name]), number(view.weight(person))]
+        row = [
+            view.shown[name],
+            cluster_label(view.clusters[name]),
+            number(view.weight(person)),
+        ]
         row.append("not defined" if value is None else number(value))
         row += [interval(intervals.get(name))] if intervals else []
         row += [_support(view, name)] if counted else []
         rows.append([*row, *(number(person.get(other)) for other in others)])
-    columns = ["participant", "cluster", view.unit, measure_name(key), *(["95 % interval"] if intervals else [])]
+    columns = [
+        "participant",
+        "cluster",
+        view.unit,
+        measure_name(key),
+        *(["95 % interval"] if intervals else []),
+    ]
     columns += ["test samples by class"] if counted else []
     return Table([*columns, *map(measure_name, others)], rows)
 
@@ -188,8 +331,16 @@ def failures(view: View) -> Section:
         tables.append(("Sites that took no part", Table(("site", "reason"), rows)))
     if missed := missed_rounds(view.run.rounds):
         whom = {name: view.shown.get(name, cut(name)) for name in missed}
-        rows = [[whom[name], f"{m.rounds} of {m.asked}", cut(m.reason, WIDTH)] for name, m in missed.items()]
-        tables.append(("Missed rounds", Table(("participant", "rounds missed", "most frequent reason"), rows)))
+        rows = [
+            [whom[name], f"{m.rounds} of {m.asked}", cut(m.reason, WIDTH)]
+            for name, m in missed.items()
+        ]
+        tables.append(
+            (
+                "Missed rounds",
+                Table(("participant", "rounds missed", "most frequent reason"), rows),
+            )
+        )
     rejected = summary.get("rejected")
     if isinstance(rejected, Mapping) and rejected:
         rows = [[cut(code), cut(count)] for code, count in rejected.items()]
@@ -200,16 +351,33 @@ def failures(view: View) -> Section:
 
 def settings(view: View) -> Section:
     summary = view.run.summary
-    tables = [("Settings", settings_table({part: summary[part] for part in PARTS if part in summary}))]
+    tables = [
+        (
+            "Settings",
+            settings_table({part: summary[part] for part in PARTS if part in summary}),
+        )
+    ]
     versions = summary.get("versions")
     if isinstance(versions, Mapping):
-        tables.append(("Versions", Table(("software", "version"), [[cut(n), cut(v)] for n, v in versions.items()])))
+        tables.append(
+            (
+                "Versions",
+                Table(
+                    ("software", "version"),
+                    [[cut(n), cut(v)] for n, v in versions.items()],
+                ),
+            )
+        )
     return Section("Settings and versions", tables=tables)
 
 
 def settings_table(values: Mapping[str, Any]) -> Table:
     """Settings by their dotted names."""
-    rows = [[cut(n, 100), cut(v, WIDTH)] for name, value in values.items() for n, v in flattened(name, value)]
+    rows = [
+        [cut(n, 100), cut(v, WIDTH)]
+        for name, value in values.items()
+        for n, v in flattened(name, value)
+    ]
     return Table(("setting", "value"), rows, SETTINGS)
 
 

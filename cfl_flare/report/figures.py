@@ -41,7 +41,12 @@ def draw(run: Run) -> list[Path]:
 
     ``accuracy.png`` is ``key_metric.png`` where another metric judges the run.
     """
-    return _draw(run.folder, run.name, [run], {name: make(View(run)) for name, make in FIGURES.items()})
+    return _draw(
+        run.folder,
+        run.name,
+        [run],
+        {name: make(View(run)) for name, make in FIGURES.items()},
+    )
 
 
 def draw_comparison(runs: Sequence[Run], folder: Path) -> list[Path]:
@@ -51,11 +56,15 @@ def draw_comparison(runs: Sequence[Run], folder: Path) -> list[Path]:
     return _draw(folder, f"{len(runs)} runs", runs, parts)
 
 
-def _draw(folder: Path, title: str, runs: Sequence[Run], parts: Mapping[str, Section | None]) -> list[Path]:
+def _draw(
+    folder: Path, title: str, runs: Sequence[Run], parts: Mapping[str, Section | None]
+) -> list[Path]:
     plots = {}
     for name, section in parts.items():
         if section is not None and section.plots:
-            other = name == ACCURACY and any(run.metric.name != ACCURACY for run in runs)
+            other = name == ACCURACY and any(
+                run.metric.name != ACCURACY for run in runs
+            )
             plots[folder / f"{'key_metric' if other else name}.png"] = section.plots
     return save(title, plots)
 
@@ -66,7 +75,9 @@ def save(title: str, plots: Mapping[Path, Sequence[Plot]]) -> list[Path]:
     A picture's plots are one below another. The title may be anybody's name. A ConfigError says that vl-convert is not
     installed, or does not run here.
     """
-    specs = [(path.suffix.lstrip("."), figure(title, shown)) for path, shown in plots.items()]
+    specs = [
+        (path.suffix.lstrip("."), figure(title, shown)) for path, shown in plots.items()
+    ]
     for path, content in zip(plots, vega.pictures(specs)):
         atomic_write(path, content)
     return [*plots]
@@ -74,19 +85,35 @@ def save(title: str, plots: Mapping[Path, Sequence[Plot]]) -> list[Path]:
 
 def figure(title: str, plots: Sequence[Plot]) -> vega.Spec:
     """The specification of a picture: plots one below the other, with titles and without what answers to a pointer."""
-    views = [{"width": WIDTH, "title": _heading(plot.title, plot.text), **_still(plot.spec)} for plot in plots]
+    views = [
+        {"width": WIDTH, "title": _heading(plot.title, plot.text), **_still(plot.spec)}
+        for plot in plots
+    ]
     legend = {**vega.CONFIG["legend"], "columns": 4}
     return {
-        "config": {**vega.CONFIG, "background": "white", "font": "sans-serif", "legend": legend},
+        "config": {
+            **vega.CONFIG,
+            "background": "white",
+            "font": "sans-serif",
+            "legend": legend,
+        },
         "title": _heading(title),
         "vconcat": views,
-        "resolve": {"scale": dict.fromkeys(("color", "strokeDash", "shape", "size"), "independent")},
+        "resolve": {
+            "scale": dict.fromkeys(
+                ("color", "strokeDash", "shape", "size"), "independent"
+            )
+        },
     }
 
 
 def _heading(text: str, below: str = "") -> vega.Spec:
     """A title as text, which Vega interprets in no way."""
-    lines = {"subtitle": wrap(below, 105), "fontSize": 12, "frame": "group"} if below else {"fontSize": 14}
+    lines = (
+        {"subtitle": wrap(below, 105), "fontSize": 12, "frame": "group"}
+        if below
+        else {"fontSize": 14}
+    )
     return {"text": cut(text), "anchor": "start", **lines}
 
 
@@ -96,7 +123,11 @@ def _still(spec: Any) -> Any:
         return [_still(part) for part in spec]
     if not isinstance(spec, dict):
         return spec
-    moving = ("params", "tooltip", *(["opacity"] if isinstance(spec.get("opacity"), dict) else []))
+    moving = (
+        "params",
+        "tooltip",
+        *(["opacity"] if isinstance(spec.get("opacity"), dict) else []),
+    )
     return {key: _still(part) for key, part in spec.items() if key not in moving}
 
 
@@ -110,14 +141,29 @@ def draw_partition(report: PartitionReport, path: Path) -> Path:
     total, most = int(report.train.sum()), int(report.train.max())
     groups = [*map(str, sorted({group for group in report.truth if group is not None}))]
     rows = [
-        {"i": int(i), "y": int(y), "n": int(report.train[i, y]), "c": str(report.truth[i])}
+        {
+            "i": int(i),
+            "y": int(y),
+            "n": int(report.train[i, y]),
+            "c": str(report.truth[i]),
+        }
         for i, y in zip(*np.nonzero(report.train))
     ]
-    starts = [i - 0.5 for i in range(1, participants) if report.truth[i] != report.truth[i - 1]]
+    starts = [
+        i - 0.5
+        for i in range(1, participants)
+        if report.truth[i] != report.truth[i - 1]
+    ]
     between = starts if len(starts) < len(groups) else []  # the groups are blocks
     axes = {
-        name: {**vega.whole_axis(field, range(count), title), "scale": {"domain": [-0.7, count - 0.3], "nice": False}}
-        for name, field, title, count in (("x", "i", "participant", participants), ("y", "y", "class", classes))
+        name: {
+            **vega.whole_axis(field, range(count), title),
+            "scale": {"domain": [-0.7, count - 0.3], "nice": False},
+        }
+        for name, field, title, count in (
+            ("x", "i", "participant", participants),
+            ("y", "y", "class", classes),
+        )
     }
     legend = {"title": "group"} if 1 < len(groups) <= 12 else None
     colours = {"domain": groups or ["None"], "range": vega.COLOURS}
@@ -125,8 +171,15 @@ def draw_partition(report: PartitionReport, path: Path) -> Path:
         "mark": {"type": "point", "filled": True, "opacity": 0.8},
         "encoding": {
             **axes,
-            "size": vega.quantity("n", "samples", scale={"domain": [0, most], "range": [0, 150]}),
-            "color": {"field": "c", "type": "nominal", "scale": colours, "legend": legend},
+            "size": vega.quantity(
+                "n", "samples", scale={"domain": [0, most], "range": [0, 150]}
+            ),
+            "color": {
+                "field": "c",
+                "type": "nominal",
+                "scale": colours,
+                "legend": legend,
+            },
         },
     }
     rules = {
@@ -134,7 +187,20 @@ def draw_partition(report: PartitionReport, path: Path) -> Path:
         "mark": {"type": "rule", "opacity": 0.4},
         "encoding": {"x": {**axes["x"], "field": "x"}},
     }
-    width, height = (max(least, min(1600, 12 * count)) for least, count in ((620, participants), (200, 2 * classes)))
-    spec = {"width": width, "height": height, "data": {"values": rows}, "layer": [rules, bubbles]}
-    plot = Plot(f"{total} training samples", f"The largest bubble is {most}.", spec, Table((), ()))
+    width, height = (
+        max(least, min(1600, 12 * count))
+        for least, count in ((620, participants), (200, 2 * classes))
+    )
+    spec = {
+        "width": width,
+        "height": height,
+        "data": {"values": rows},
+        "layer": [rules, bubbles],
+    }
+    plot = Plot(
+        f"{total} training samples",
+        f"The largest bubble is {most}.",
+        spec,
+        Table((), ()),
+    )
     return save(cut(report.rule), {path: [plot]})[0]

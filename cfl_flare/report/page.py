@@ -47,7 +47,11 @@ class Table:
 
 def pairs(rows: Iterable[tuple[Any, Any]]) -> Table:
     """A table of what is known."""
-    known = [(cut(name), cut(value, 300)) for name, value in rows if value not in (None, "", "-", {})]
+    known = [
+        (cut(name), cut(value, 300))
+        for name, value in rows
+        if value not in (None, "", "-", {})
+    ]
     return Table(("what", "value"), known)
 
 
@@ -101,7 +105,9 @@ class View:
     @property
     def measure_at_site(self) -> str:
         """That of a single participant: a macro-F1 is of classes with enough samples, if that was measured."""
-        supported = self.run.metric.name == "macro_f1" and any(SUPPORTED in person for person in self.people)
+        supported = self.run.metric.name == "macro_f1" and any(
+            SUPPORTED in person for person in self.people
+        )
         return SUPPORTED if supported else self.measure
 
     @property
@@ -116,7 +122,11 @@ class View:
     @property
     def measured_on(self) -> str:
         """On what each participant measures the model that it is served."""
-        return "as its training script does it" if self.run.script else "on its own test split"
+        return (
+            "as its training script does it"
+            if self.run.script
+            else "on its own test split"
+        )
 
     def weight(self, person: dict[str, Any]) -> Any:
         """A participant's weight; None where its script reported none."""
@@ -135,12 +145,18 @@ class View:
     def clusters(self) -> dict[str, int | None]:
         """Each participant's last cluster."""
         last = {person["name"]: person.get("cluster") for person in self.people}
-        return {name: k if isinstance(k, int) and k >= 0 else None for name, k in last.items()}
+        return {
+            name: k if isinstance(k, int) and k >= 0 else None
+            for name, k in last.items()
+        }
 
     @cached_property
     def by_cluster(self) -> list[str]:
         """The participants, cluster by cluster, those without one last."""
-        return sorted(self.clusters, key=lambda name: (self.clusters[name] is None, self.clusters[name] or 0))
+        return sorted(
+            self.clusters,
+            key=lambda name: (self.clusters[name] is None, self.clusters[name] or 0),
+        )
 
     @cached_property
     def histories(self) -> dict[str, dict[int, int]]:
@@ -154,7 +170,11 @@ class View:
 
     @property
     def last_sizes(self) -> list[int]:
-        return cast("list[int]", self.run.rounds[-1]["cluster_sizes"]) if self.run.rounds else []
+        return (
+            cast("list[int]", self.run.rounds[-1]["cluster_sizes"])
+            if self.run.rounds
+            else []
+        )
 
     @cached_property
     def largest(self) -> list[int]:
@@ -170,7 +190,11 @@ class View:
     def rounds_note(self) -> list[str]:
         """What is said where not all rounds are drawn."""
         total = len(self.run.rounds)
-        return [] if total <= ROUNDS else [f"{ROUNDS} of {total} rounds are drawn, evenly spaced."]
+        return (
+            []
+            if total <= ROUNDS
+            else [f"{ROUNDS} of {total} rounds are drawn, evenly spaced."]
+        )
 
     def series(self, values: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Series:
         """The values of a round's record by line, of the rounds that are drawn; a line without any is left out."""
@@ -184,30 +208,52 @@ class View:
 
     def lines(self, keys: Mapping[str, str]) -> Series:
         """The numbers of a round's record under these keys, by line."""
-        return self.series(lambda record: {label: record.get(key) for label, key in keys.items()})
+        return self.series(
+            lambda record: {label: record.get(key) for label, key in keys.items()}
+        )
 
     def measured(self, name: str) -> Series:
         """A measure of a round's record: of all participants, and of the largest clusters."""
 
         def by_line(record: dict[str, Any]) -> dict[str, Any]:
             clusters = record.get("clusters")
-            parts = [(label, clusters.get(label)) for label in labels] if isinstance(clusters, dict) else []
-            return {"all": record.get(name)} | {label: p.get(name) for label, p in parts if isinstance(p, dict)}
+            parts = (
+                [(label, clusters.get(label)) for label in labels]
+                if isinstance(clusters, dict)
+                else []
+            )
+            return {"all": record.get(name)} | {
+                label: p.get(name) for label, p in parts if isinstance(p, dict)
+            }
 
         labels = [cluster_label(k) for k in self.largest]
         return self.series(by_line)
 
 
-def line_plot(title: str, text: str, series: Series, axis: str, dashed: Sequence[str] = (), height: int = 260) -> Plot:
+def line_plot(
+    title: str,
+    text: str,
+    series: Series,
+    axis: str,
+    dashed: Sequence[str] = (),
+    height: int = 260,
+) -> Plot:
     """A line for each of the series over rounds, and a table with a column for each.
 
     The title of the axis of values is a fixed text; ``dashed`` are the labels of dashed lines.
     """
     labels = list(series)
-    points = [{"r": r, "v": v, "c": label} for label, line in series.items() for r, v in line.items()]
+    points = [
+        {"r": r, "v": v, "c": label}
+        for label, line in series.items()
+        for r, v in line.items()
+    ]
     rounds = sorted({r for line in series.values() for r in line})
     colour = vega.colour(labels, symbolType="stroke")
-    dashes = {"domain": labels, "range": [[5, 4] if label in dashed else [1, 0] for label in labels]}
+    dashes = {
+        "domain": labels,
+        "range": [[5, 4] if label in dashed else [1, 0] for label in labels],
+    }
     dots = {"size": 22} if len(rounds) <= 40 else {"size": 60, "opacity": 0}
     spec = {
         "height": height,
@@ -223,11 +269,15 @@ def line_plot(title: str, text: str, series: Series, axis: str, dashed: Sequence
             "tooltip": vega.tips(c="line", r="round", v="value"),
         },
     }
-    rows = [[str(r), *(number(line.get(r)) for line in series.values())] for r in rounds]
+    rows = [
+        [str(r), *(number(line.get(r)) for line in series.values())] for r in rounds
+    ]
     return Plot(title, text, spec, Table(("round", *series), rows))
 
 
-def sections(subject: T, makers: Iterable[Callable[[T], Section | None]]) -> list[Section]:
+def sections(
+    subject: T, makers: Iterable[Callable[[T], Section | None]]
+) -> list[Section]:
     """The sections of a run or study. Where its files hold what one cannot show, the others are shown all the same.
 
     There is a maker for each section; it returns None where there is nothing to show.
@@ -236,7 +286,9 @@ def sections(subject: T, makers: Iterable[Callable[[T], Section | None]]) -> lis
     for make in makers:
         try:
             part = make(subject)
-        except Exception as error:  # whatever another program's numbers and names do to it
+        except (
+            Exception
+        ) as error:  # whatever another program's numbers and names do to it
             reason = cut(one_line(error), 300)
             name = make.__name__.replace("_", " ").capitalize()
             part = Section(name, [f"The run's files do not allow this part: {reason}"])
@@ -259,8 +311,15 @@ def page(title: str, subtitle: str, parts: Sequence[Section]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    notice = f"{file('notice.txt').strip()}\n\nFrom vl-convert-python {version('vl-convert-python')}." if plots else ""
-    environment.filters |= {"json": lambda value: Markup(vega.as_json(value)), "sha256": _sha256}
+    notice = (
+        f"{file('notice.txt').strip()}\n\nFrom vl-convert-python {version('vl-convert-python')}."
+        if plots
+        else ""
+    )
+    environment.filters |= {
+        "json": lambda value: Markup(vega.as_json(value)),
+        "sha256": _sha256,
+    }
     return environment.get_template("page.html.j2").render(
         title=title,
         subtitle=subtitle,
@@ -275,9 +334,13 @@ def page(title: str, subtitle: str, parts: Sequence[Section]) -> str:
 
 
 def file(name: str) -> str:
-    return files("cfl_flare.report").joinpath(f"html/{name}").read_text(encoding="utf-8")
+    return (
+        files("cfl_flare.report").joinpath(f"html/{name}").read_text(encoding="utf-8")
+    )
 
 
 def _sha256(text: str) -> Markup:
     """The hash of a script or style, as the page's policy names it."""
-    return Markup(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
+    return Markup(
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    )

@@ -14,7 +14,15 @@ from cfl_flare.report import vega
 from cfl_flare.report.clusters import number_of_clusters
 from cfl_flare.report.facts import settings_table
 from cfl_flare.report.page import Plot, Section, Table, View, page, sections, thinned
-from cfl_flare.report.text import cut, finite, interval, measure_name, number, signed, told_apart
+from cfl_flare.report.text import (
+    cut,
+    finite,
+    interval,
+    measure_name,
+    number,
+    signed,
+    told_apart,
+)
 from cfl_flare.report.who import who
 from cfl_flare.results.comparison import CHANCE, GAINS, LOSES, UNKNOWN
 from cfl_flare.results.remarks import listed
@@ -53,12 +61,20 @@ class StudyView:
     @property
     def measure_name(self) -> str:
         """What candidates are compared by, as it is called on the page."""
-        return "the metric" if self.verdict is None else measure_name(self.verdict["metric"])
+        return (
+            "the metric"
+            if self.verdict is None
+            else measure_name(self.verdict["metric"])
+        )
 
     @property
     def rounds(self) -> dict[str, int]:
         """How many rounds each candidate trained that was compared, in the candidates' order."""
-        return {name: rung["rounds"] for rung in self.study["rungs"] for name in (*rung["means"], *rung["dropped"])}
+        return {
+            name: rung["rounds"]
+            for rung in self.study["rungs"]
+            for name in (*rung["means"], *rung["dropped"])
+        }
 
     @cached_property
     def shown(self) -> dict[str, str]:
@@ -66,8 +82,16 @@ class StudyView:
 
     def run(self, name: str) -> Run | None:
         """A run in the study's folder; None if there is none. A name may be anybody's: it is looked for, not opened."""
-        names = [path.name for path in self.folder.iterdir() if path.is_dir() and not path.is_symlink()]
-        return load_run(self.folder / name) if name in names and (self.folder / name / SUMMARY).is_file() else None
+        names = [
+            path.name
+            for path in self.folder.iterdir()
+            if path.is_dir() and not path.is_symlink()
+        ]
+        return (
+            load_run(self.folder / name)
+            if name in names and (self.folder / name / SUMMARY).is_file()
+            else None
+        )
 
 
 def study_report(folder: Path) -> str:
@@ -84,11 +108,24 @@ def verdict(view: StudyView) -> Section:
     """What the study says, in its sentences."""
     if view.verdict is None:
         rungs = view.study["rungs"]
-        done = f"{len(rungs)} of its comparisons are made" if rungs else "no comparison is made yet"
-        return Section("Verdict", [f"There is no verdict yet: {done}. The same command goes on with the study."])
+        done = (
+            f"{len(rungs)} of its comparisons are made"
+            if rungs
+            else "no comparison is made yet"
+        )
+        return Section(
+            "Verdict",
+            [
+                f"There is no verdict yet: {done}. The same command goes on with the study."
+            ],
+        )
     text = [cut(sentence, 5000) for sentence in view.verdict["sentences"][:SENTENCES]]
     short = view.verdict["rounds"] < view.study["rounds"]
-    notes = [f"It is about {view.verdict['rounds']} of {view.study['rounds']} rounds."] if short else []
+    notes = (
+        [f"It is about {view.verdict['rounds']} of {view.study['rounds']} rounds."]
+        if short
+        else []
+    )
     return Section("Verdict", text, notes=notes)
 
 
@@ -100,16 +137,24 @@ def hospitals(view: StudyView) -> Section | None:
     shown = told_apart(person["name"] for person in people)
     plots, notes = list[Plot](), list[str]()
     for key, words in AGAINST.items():
-        gains = [(name, person, person[key]) for name, person in zip(shown, people) if person[key] is not None]
+        gains = [
+            (name, person, person[key])
+            for name, person in zip(shown, people)
+            if person[key] is not None
+        ]
         unknown = [name for name, _, gain in gains if finite(gain["gain"]) is None]
         if gains:
             plots.append(_forest(f"Gain {words}", gains, view.measure_name))
         else:
             notes.append(f"There is no gain {words}: that is what was chosen.")
         if unknown:
-            notes.append(f"No difference {words} could be measured at {listed(unknown, NAMED)}.")
+            notes.append(
+                f"No difference {words} could be measured at {listed(unknown, NAMED)}."
+            )
         if len(gains) - len(unknown) > ROWS:
-            notes.append(f"{ROWS} of {len(gains) - len(unknown)} hospitals are drawn, evenly spaced.")
+            notes.append(
+                f"{ROWS} of {len(gains) - len(unknown)} hospitals are drawn, evenly spaced."
+            )
     text = (
         f"What {cut(view.verdict['chosen']['title'], 200)} brings each hospital on its own test samples. Intervals are "
         "of its patients alone, and hold together for all hospitals with 95 %: they decide what is said of each."
@@ -117,42 +162,85 @@ def hospitals(view: StudyView) -> Section | None:
     return Section("What each hospital gains", [text], plots, notes=notes)
 
 
-def _forest(title: str, gains: Sequence[tuple[str, dict[str, Any], dict[str, Any]]], measure: str) -> Plot:
+def _forest(
+    title: str,
+    gains: Sequence[tuple[str, dict[str, Any], dict[str, Any]]],
+    measure: str,
+) -> Plot:
     """A row for each hospital; those without a number only in the table."""
     known = [row for row in gains if finite(row[2]["gain"]) is not None]
     unknown = [row for row in gains if finite(row[2]["gain"]) is None]
     points = [
-        {"i": i, "name": name, "v": finite(gain["gain"]), "lo": finite(gain["low"]), "hi": finite(gain["high"])}
+        {
+            "i": i,
+            "name": name,
+            "v": finite(gain["gain"]),
+            "lo": finite(gain["low"]),
+            "hi": finite(gain["high"]),
+        }
         | {"c": gain["says"] if gain["says"] in KINDS else OTHER, "n": person["tested"]}
         for i, (name, person, gain) in enumerate(thinned(known, ROWS))
     ]
     rows = []
     for name, person, gain in (*known, *unknown):
-        difference = (signed(gain["gain"]), interval((gain["low"], gain["high"])), cut(gain["says"]))
-        rows.append([name, number(person["tested"]), number(person["value"]), *difference, number(gain["needed"])])
-    columns = ("hospital", "test samples", measure, "gain", "95 % interval", "what can be said")
+        difference = (
+            signed(gain["gain"]),
+            interval((gain["low"], gain["high"])),
+            cut(gain["says"]),
+        )
+        rows.append(
+            [
+                name,
+                number(person["tested"]),
+                number(person["value"]),
+                *difference,
+                number(gain["needed"]),
+            ]
+        )
+    columns = (
+        "hospital",
+        "test samples",
+        measure,
+        "gain",
+        "95 % interval",
+        "what can be said",
+    )
     text = (
         "A mark is a hospital's gain with its interval, the largest first; right of the dashed line it is better off. "
         "Colour and shape are what can be said: cannot tell means too few test samples."
     )
-    return Plot(title, text, _forest_spec(points), Table((*columns, "samples needed to tell"), rows))
+    return Plot(
+        title,
+        text,
+        _forest_spec(points),
+        Table((*columns, "samples needed to tell"), rows),
+    )
 
 
 def _forest_spec(points: list[dict[str, Any]]) -> vega.Spec:
     kinds = [kind for kind in KINDS if any(point["c"] == kind for point in points)]
-    colours, shapes = ({"domain": kinds, "range": [KINDS[kind][part] for kind in kinds]} for part in (0, 1))
+    colours, shapes = (
+        {"domain": kinds, "range": [KINDS[kind][part] for kind in kinds]}
+        for part in (0, 1)
+    )
     by_kind: vega.Spec = {"field": "c", "type": "nominal", "legend": {"title": None}}
     gain = vega.quantity("v", "gain")
     shared: vega.Spec = {
         "y": vega.names({"labelLimit": 110}),
         "color": {**by_kind, "scale": colours},
-        "tooltip": vega.tips(name="hospital", c="it", v="gain", lo="from", hi="to", n="test samples"),
+        "tooltip": vega.tips(
+            name="hospital", c="it", v="gain", lo="from", hi="to", n="test samples"
+        ),
     }
     marks = {
         "mark": {"type": "point", "filled": True, "opacity": 1, "size": 70},
         "encoding": {**shared, "x": gain, "shape": {**by_kind, "scale": shapes}},
     }
-    at_zero = {"data": {"values": [{}]}, "mark": vega.DASHED, "encoding": {"x": {"datum": 0}}}
+    at_zero = {
+        "data": {"values": [{}]},
+        "mark": vega.DASHED,
+        "encoding": {"x": {"datum": 0}},
+    }
     return {
         "height": max(60, 18 * len(points)),
         "data": {"values": points},
@@ -164,10 +252,21 @@ def candidates(view: StudyView) -> Section | None:
     """Each candidate at each comparison, and on test samples; None before the first one."""
     if not view.shown:
         return None
-    stages = [(f"{rung['rounds']} rounds", VALIDATION, rung["means"], rung["dropped"]) for rung in view.study["rungs"]]
-    stages.append(("test", TEST, {} if view.verdict is None else view.verdict["tested"], {}))
+    stages = [
+        (f"{rung['rounds']} rounds", VALIDATION, rung["means"], rung["dropped"])
+        for rung in view.study["rungs"]
+    ]
+    stages.append(
+        ("test", TEST, {} if view.verdict is None else view.verdict["tested"], {})
+    )
     points = [
-        {"i": i, "x": at, "v": finite(mean), "c": view.shown[name], "s": DROPPED if name in dropped else kind}
+        {
+            "i": i,
+            "x": at,
+            "v": finite(mean),
+            "c": view.shown[name],
+            "s": DROPPED if name in dropped else kind,
+        }
         for i, (at, kind, means, dropped) in enumerate(stages)
         for name, mean in means.items()
         if name in view.shown
@@ -181,28 +280,54 @@ def candidates(view: StudyView) -> Section | None:
         "those that were dropped by them; diamonds are of test samples."
     )
     spec = _comparisons_spec(points, [*view.shown.values()])
-    plot = Plot(f"{view.measure_name} at each comparison", what, spec, candidates_table(view.study))
+    plot = Plot(
+        f"{view.measure_name} at each comparison",
+        what,
+        spec,
+        candidates_table(view.study),
+    )
     return Section("The candidates", [text], [plot])
 
 
 def candidates_table(study: Mapping[str, Any]) -> Table:
     """A row for each candidate that was compared: its mean at each comparison and on test samples, and its fate."""
     verdict, rungs = study["verdict"], study["rungs"]
-    tested, chosen = ({}, "") if verdict is None else (verdict["tested"], verdict["chosen"]["name"])
+    tested, chosen = (
+        ({}, "") if verdict is None else (verdict["tested"], verdict["chosen"]["name"])
+    )
     rows = []
     for name, title in shown(study).items():
         means = [number(rung["means"].get(name)) for rung in rungs]
-        drops = {rung["rounds"]: rung["dropped"][name] for rung in rungs if name in rung["dropped"]}
-        fates = ["chosen"] if name == chosen else [f"dropped after {at} rounds: {why}" for at, why in drops.items()]
-        rows.append([title, *means, number(tested.get(name)), cut(fates[0], 500) if fates else "-"])
+        drops = {
+            rung["rounds"]: rung["dropped"][name]
+            for rung in rungs
+            if name in rung["dropped"]
+        }
+        fates = (
+            ["chosen"]
+            if name == chosen
+            else [f"dropped after {at} rounds: {why}" for at, why in drops.items()]
+        )
+        rows.append(
+            [
+                title,
+                *means,
+                number(tested.get(name)),
+                cut(fates[0], 500) if fates else "-",
+            ]
+        )
     validations = [f"validation, {rung['rounds']} rounds" for rung in rungs]
     return Table(["candidate", *validations, "test", "what became of it"], rows)
 
 
 def shown(study: Mapping[str, Any]) -> dict[str, str]:
     """The title of each candidate that was compared, as it is shown."""
-    names = dict.fromkeys(name for rung in study["rungs"] for name in (*rung["means"], *rung["dropped"]))
-    return dict(zip(names, told_apart(study["titles"].get(name, name) for name in names)))
+    names = dict.fromkeys(
+        name for rung in study["rungs"] for name in (*rung["means"], *rung["dropped"])
+    )
+    return dict(
+        zip(names, told_apart(study["titles"].get(name, name) for name in names))
+    )
 
 
 def hospitals_table(study: Mapping[str, Any]) -> Table:
@@ -212,17 +337,30 @@ def hospitals_table(study: Mapping[str, Any]) -> Table:
     """
     people = study["verdict"]["hospitals"]
     rows = [
-        [cut(h["name"]), number(h["tested"]), number(h["value"]), *(_gain(h[key]) for key in AGAINST)] for h in people
+        [
+            cut(h["name"]),
+            number(h["tested"]),
+            number(h["value"]),
+            *(_gain(h[key]) for key in AGAINST),
+        ]
+        for h in people
     ]
     gains = (f"gain {words}" for words in AGAINST.values())
-    return Table(("hospital", "test samples", measure_name(study["verdict"]["metric"]), *gains), rows)
+    return Table(
+        ("hospital", "test samples", measure_name(study["verdict"]["metric"]), *gains),
+        rows,
+    )
 
 
 def _gain(gain: Mapping[str, Any] | None) -> str:
     """``+0.050 (0.020 to 0.080), gains``."""
     if gain is None:
         return "-"
-    known = [] if gain["gain"] is None else [f"{signed(gain['gain'])} ({interval((gain['low'], gain['high']))})"]
+    known = (
+        []
+        if gain["gain"] is None
+        else [f"{signed(gain['gain'])} ({interval((gain['low'], gain['high']))})"]
+    )
     needed = [] if gain["needed"] is None else [f"needs {number(gain['needed'])}"]
     return ", ".join((*known, cut(gain["says"]), *needed))
 
@@ -232,9 +370,18 @@ def _comparisons_spec(points: list[dict[str, Any]], titles: list[str]) -> vega.S
     shapes = {"domain": kinds, "range": [SHAPES[kind] for kind in kinds]}
     sort = {"field": "i", "op": "min"}
     shared = {
-        "x": {"field": "x", "type": "ordinal", "sort": sort, "title": None, "axis": vega.UPRIGHT},
+        "x": {
+            "field": "x",
+            "type": "ordinal",
+            "sort": sort,
+            "title": None,
+            "axis": vega.UPRIGHT,
+        },
         "y": vega.quantity("v", "mean", zero=False),
-        "color": {**vega.colour(titles), "legend": {"title": None, "columns": 1, "labelLimit": 300}},  # titles are long
+        "color": {
+            **vega.colour(titles),
+            "legend": {"title": None, "columns": 1, "labelLimit": 300},
+        },  # titles are long
         "opacity": vega.UNCHOSEN_FADES,
     }
     lines = {
@@ -262,8 +409,16 @@ def search(view: StudyView) -> Section | None:
     run = view.run(SEARCH)
     section = None if run is None else number_of_clusters(View(run))
     if section is None:
-        return Section("The number of clusters", [text], notes=[LACKING.format(SEARCH, "by which criterion")])
-    return replace(section, text=[text], plots=[plot for plot in section.plots if len(plot.table.rows) > 1])
+        return Section(
+            "The number of clusters",
+            [text],
+            notes=[LACKING.format(SEARCH, "by which criterion")],
+        )
+    return replace(
+        section,
+        text=[text],
+        plots=[plot for plot in section.plots if len(plot.table.rows) > 1],
+    )
 
 
 def together(view: StudyView) -> Section | None:
@@ -273,15 +428,24 @@ def together(view: StudyView) -> Section | None:
     chosen = view.verdict["chosen"]
     run = view.run(chosen["name"])
     if run is None:
-        return Section("Who is with whom", notes=[LACKING.format(cut(chosen["name"]), "who is with whom")])
+        return Section(
+            "Who is with whom",
+            notes=[LACKING.format(cut(chosen["name"]), "who is with whom")],
+        )
     section = who(View(run))
-    return None if section is None else replace(section, text=[f"In {cut(chosen['title'], 200)}.", *section.text])
+    return (
+        None
+        if section is None
+        else replace(section, text=[f"In {cut(chosen['title'], 200)}.", *section.text])
+    )
 
 
 def cost(view: StudyView) -> Section:
     """The rounds that the study took, and those that training all candidates to the end would take."""
     spent, last = view.study["cost"], view.study["rounds"]
-    share = f" ({spent['rounds'] / spent['everything']:.0%})" if spent["everything"] else ""
+    share = (
+        f" ({spent['rounds'] / spent['everything']:.0%})" if spent["everything"] else ""
+    )
     text = (
         f"The study took {spent['rounds']} rounds, {spent['everything']} if all candidates had trained to the end"
         f"{share}, and {spent['seconds']:.0f} seconds."
@@ -306,14 +470,24 @@ def cost(view: StudyView) -> Section:
         "encoding": {
             "y": vega.names({"labelLimit": 160}),
             "x": vega.quantity("v", "rounds", axis=vega.WHOLE),
-            "color": {"field": "c", "type": "nominal", "scale": colours, "legend": {"title": None}},
+            "color": {
+                "field": "c",
+                "type": "nominal",
+                "scale": colours,
+                "legend": {"title": None},
+            },
             "order": {"field": "k"},
             "tooltip": vega.tips(name="candidate", c="rounds", v="how many"),
         },
     }
-    table = Table(("candidate", "rounds trained", "rounds saved"), [[str(part) for part in bar] for bar in bars])
+    table = Table(
+        ("candidate", "rounds trained", "rounds saved"),
+        [[str(part) for part in bar] for bar in bars],
+    )
     what = "Rounds that each candidate trained, and those that were saved because it was dropped or the study ended."
-    return Section("What it cost", [text], [Plot("Rounds by candidate", what, spec, table)])
+    return Section(
+        "What it cost", [text], [Plot("Rounds by candidate", what, spec, table)]
+    )
 
 
 def settings(view: StudyView) -> Section:
@@ -321,5 +495,7 @@ def settings(view: StudyView) -> Section:
     values = dict(view.study["settings"])
     given = values.get("candidates")
     if isinstance(given, list):
-        values["candidates"] = {str(c["name"]): c for c in given if isinstance(c, dict) and "name" in c}
+        values["candidates"] = {
+            str(c["name"]): c for c in given if isinstance(c, dict) and "name" in c
+        }
     return Section("Settings", tables=[("Settings", settings_table(values))])

@@ -47,8 +47,14 @@ def in_table(name: Any, limit: int = 200) -> str:
 
 def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     """The table of `runs_table` for the terminal; below it is who missed rounds and why, and what the floor changed."""
-    where = "as training scripts report" if all(run.script for run in runs) else "on the participants' own test splits"
-    table = printed(f"served models, {where}", runs_table(runs, [run.name for run in runs], folders))
+    where = (
+        "as training scripts report"
+        if all(run.script for run in runs)
+        else "on the participants' own test splits"
+    )
+    table = printed(
+        f"served models, {where}", runs_table(runs, [run.name for run in runs], folders)
+    )
     table.caption = "\n".join([*floor_lines(runs), *missed_lines(runs)]) or None
     table.caption_justify = "left"
     return table
@@ -56,16 +62,22 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
 
 def printed(title: str, table: page.Table) -> Table:
     """A report's table for the terminal."""
-    for_terminal = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for_terminal = Table(
+        title=title, title_justify="left", box=None, padding=(0, 1, 0, 0)
+    )
     for column in table.columns:
         of_text = column in (table.columns[0], *TEXTS)
-        for_terminal.add_column(in_table(column), justify="left" if of_text else "right", no_wrap=True)
+        for_terminal.add_column(
+            in_table(column), justify="left" if of_text else "right", no_wrap=True
+        )
     for row in table.rows:
         for_terminal.add_row(*(in_table(cell, 500) for cell in row))
     return for_terminal
 
 
-def runs_table(runs: Sequence[Run], labels: Sequence[str], folders: Sequence[str] = ()) -> page.Table:
+def runs_table(
+    runs: Sequence[Run], labels: Sequence[str], folders: Sequence[str] = ()
+) -> page.Table:
     """One line per run: the results of its served models on the participants' own test splits after the last round.
 
     Metrics are means weighted by the participants' training samples, or a script's steps: those by which the runs are
@@ -80,12 +92,25 @@ def runs_table(runs: Sequence[Run], labels: Sequence[str], folders: Sequence[str
     """
     finals = [run.summary["final"] for run in runs]
     leading = list(dict.fromkeys(run.metric.name for run in runs))
-    reported = dict.fromkeys(name for run in runs for name in run.reported if not of_training(name))
-    metrics = [*leading, *islice((name for name in reported if name not in leading), MOST)]
+    reported = dict.fromkeys(
+        name for run in runs for name in run.reported if not of_training(name)
+    )
+    metrics = [
+        *leading,
+        *islice((name for name in reported if name not in leading), MOST),
+    ]
     which = {name: measure_name(name) if len(leading) > 1 else "" for name in leading}
-    columns: list[tuple[str, Iterable[str]]] = [("rounds", [cut(run.summary["rounds"]) for run in runs])]
-    columns += [(measure_name(name), [_defined(run, f"served_{name}") for run in runs]) for name in metrics]
-    majorities = [share if (share := run.summary.get("majority") or 0) >= FREQUENT else None for run in runs]
+    columns: list[tuple[str, Iterable[str]]] = [
+        ("rounds", [cut(run.summary["rounds"]) for run in runs])
+    ]
+    columns += [
+        (measure_name(name), [_defined(run, f"served_{name}") for run in runs])
+        for name in metrics
+    ]
+    majorities = [
+        share if (share := run.summary.get("majority") or 0) >= FREQUENT else None
+        for run in runs
+    ]
     if any(majorities) and ACCURACY in metrics:
         columns.append(("majority", map(number_text, majorities)))
     for name in (POOLED, POOLED_F1):
@@ -100,21 +125,37 @@ def runs_table(runs: Sequence[Run], labels: Sequence[str], folders: Sequence[str
             columns.append((f"unseen {metric}", map(number_text, values)))
     if len(runs) > 1 and any(run.summary.get("intervals") for run in runs):
         for name, metric in which.items():
-            columns.append((f"{metric} to the first", [_difference(run, runs[0], name) for run in runs]))
+            columns.append(
+                (
+                    f"{metric} to the first",
+                    [_difference(run, runs[0], name) for run in runs],
+                )
+            )
     columns += [
         ("clusters", map(_sizes, finals)),
         ("ARI", [number_text(final.get("ari")) for final in finals]),
-        ("bytes", [filesize.decimal(run.summary["bytes_down"] + run.summary["bytes_up"]) for run in runs]),
+        (
+            "bytes",
+            [
+                filesize.decimal(run.summary["bytes_down"] + run.summary["bytes_up"])
+                for run in runs
+            ],
+        ),
         ("seconds", [f"{run.summary['seconds']:.1f}" for run in runs]),
     ]
     columns += [("folder", [cut(folder, 200) for folder in folders])] if folders else []
     rows = zip([cut(label, 200) for label in labels], *(cells for _, cells in columns))
-    return page.Table(("method", *(title.strip() for title, _ in columns)), [*map(list, rows)])
+    return page.Table(
+        ("method", *(title.strip() for title, _ in columns)), [*map(list, rows)]
+    )
 
 
 def _defined(run: Run, name: str) -> str:
     """A number of the run's last record, its interval, and how many participants have it where that is not all."""
-    value, ends = run.summary["final"].get(name), run.summary.get("intervals", {}).get(name)
+    value, ends = (
+        run.summary["final"].get(name),
+        run.summary.get("intervals", {}).get(name),
+    )
     count, everyone = run.defined(name)
     some = "" if value is None or count == everyone else f" ({count} of {everyone})"
     return number_text(value) + (_ends(*ends) if ends else "") + some
@@ -124,9 +165,13 @@ def _far_end(runs: Sequence[Run], name: str, metric: str) -> tuple[str, list[str
     """The worst tenth of the participants with its interval, or the lowest or highest value where there are none."""
     tenths = [tenth_of(run) if run.metric.name == name else None for run in runs]
     if any(tenths):
-        return f"worst tenth {metric}", ["-" if t is None else number_text(t[0]) + _ends(*t[1]) for t in tenths]
+        return f"worst tenth {metric}", [
+            "-" if t is None else number_text(t[0]) + _ends(*t[1]) for t in tenths
+        ]
     far = next(run.metric.far_end for run in runs if run.metric.name == name)
-    return f"{far} {metric}", [number_text(run.summary["final"].get(f"served_worst_{name}")) for run in runs]
+    return f"{far} {metric}", [
+        number_text(run.summary["final"].get(f"served_worst_{name}")) for run in runs
+    ]
 
 
 def _difference(run: Run, first: Run, metric: str) -> str:
@@ -134,24 +179,40 @@ def _difference(run: Run, first: Run, metric: str) -> str:
         difference = None if run is first else paired_difference(run, first, metric)
     except ConfigError:  # they cannot be paired
         difference = None
-    return "-" if difference is None else signed(difference.mean) + _ends(difference.low, difference.high)
+    return (
+        "-"
+        if difference is None
+        else signed(difference.mean) + _ends(difference.low, difference.high)
+    )
 
 
 def _ends(low: float, high: float) -> str:
     """An interval; an end next to zero is written as the other one."""
     fixed = 1e-3 <= max(abs(low), abs(high)) < 1e6
-    return " [{}, {}]".format(*(f"{end:.3f}" if fixed else number_text(end) for end in (low, high)))
+    return " [{}, {}]".format(
+        *(f"{end:.3f}" if fixed else number_text(end) for end in (low, high))
+    )
 
 
 def _sizes(final: Mapping[str, Any]) -> str:
     """The clusters' sizes; of many clusters, how many are in use."""
-    sizes = [int(value) for key, value in final.items() if key.startswith("cluster-") and key.endswith("/size")]
-    return "/".join(map(str, sizes)) if len(sizes) <= 5 else f"{sum(v > 0 for v in sizes)} of {len(sizes)}"
+    sizes = [
+        int(value)
+        for key, value in final.items()
+        if key.startswith("cluster-") and key.endswith("/size")
+    ]
+    return (
+        "/".join(map(str, sizes))
+        if len(sizes) <= 5
+        else f"{sum(v > 0 for v in sizes)} of {len(sizes)}"
+    )
 
 
 def print_whole(console: Console, table: Table) -> None:
     """Prints a table in full width: in a narrower terminal its lines wrap, and nothing is cut off."""
-    table.width = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    table.width = Measurement.get(
+        console, console.options.update(max_width=1000), table
+    ).maximum
     console.print(table, soft_wrap=True)
 
 
@@ -174,9 +235,14 @@ def missed_lines(runs: Sequence[Run]) -> list[str]:
         for site, reason in run.summary.get("sites_left_out", {}).items():
             lines.append(f"{of}{site} took no part: {reason}")
         missed = missed_rounds(run.rounds)
-        lines += [f"{of}{name} missed {times}" for name, times in islice(missed.items(), NAMED)]
+        lines += [
+            f"{of}{name} missed {times}"
+            for name, times in islice(missed.items(), NAMED)
+        ]
         if len(missed) > NAMED:
-            lines.append(f"{of}{len(missed) - NAMED} more missed rounds; summary.json has them")
+            lines.append(
+                f"{of}{len(missed) - NAMED} more missed rounds; summary.json has them"
+            )
     return [in_table(line) for line in lines]
 
 
@@ -185,16 +251,30 @@ def partition_table(report: PartitionReport) -> Table:
 
     The last lines are the totals and the samples of the source that stayed unused.
     """
-    title = f"partition {report.rule}" + ("" if report.disjoint else ": samples were dealt twice")
+    title = f"partition {report.rule}" + (
+        "" if report.disjoint else ": samples were dealt twice"
+    )
     rows = []
-    for name, group, train, test in zip(report.names, report.truth, report.train, report.test):
+    for name, group, train, test in zip(
+        report.names, report.truth, report.train, report.test
+    ):
         count = np.count_nonzero(train)
         most = [c for c in np.argsort(-train, kind="stable")[:5] if train[c]]
         largest = ", ".join(f"{report.name_class(c)}: {train[c]}" for c in most)
         group_label = "-" if group is None else str(group)
         rows.append(
-            [name, group_label, *map(str, (train.sum(), test.sum(), count)), largest + " ..." * bool(count > 5)]
+            [
+                name,
+                group_label,
+                *map(str, (train.sum(), test.sum(), count)),
+                largest + " ..." * bool(count > 5),
+            ]
         )
     rows.append(["all", "", str(report.train.sum()), str(report.test.sum()), "", ""])
-    rows.append(["unused", "", str(report.train_unused), str(report.test_unused), "", ""])
-    return printed(title, page.Table(("participant", "group", "train", "test", "classes", LARGEST), rows))
+    rows.append(
+        ["unused", "", str(report.train_unused), str(report.test_unused), "", ""]
+    )
+    return printed(
+        title,
+        page.Table(("participant", "group", "train", "test", "classes", LARGEST), rows),
+    )

@@ -22,8 +22,20 @@ NAMES = {"macro_f1": "macro-F1", "supported_f1": "supported F1", "c_index": "C-i
 NAMES |= {name: name.upper() for name in ("auroc", "auprc", "ece", "mae", "rmse", "r2")}
 # What every object of JavaScript has under that name. Vega looks values up in objects: it does not draw a plot with
 # such a name in it, and a site could call itself so.
-OF_EVERY_OBJECT = {"constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString"}
-OF_EVERY_OBJECT |= {"toString", "valueOf", "__proto__", "__defineGetter__", "__defineSetter__"}
+OF_EVERY_OBJECT = {
+    "constructor",
+    "hasOwnProperty",
+    "isPrototypeOf",
+    "propertyIsEnumerable",
+    "toLocaleString",
+}
+OF_EVERY_OBJECT |= {
+    "toString",
+    "valueOf",
+    "__proto__",
+    "__defineGetter__",
+    "__defineSetter__",
+}
 OF_EVERY_OBJECT |= {"__lookupGetter__", "__lookupSetter__"}
 
 
@@ -59,7 +71,11 @@ def number_text(value: Any) -> str:
 
 def is_finite(value: Any) -> bool:
     """Whether a value is a number, and neither infinite nor NaN."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    )
 
 
 def number(value: Any) -> str:
@@ -70,7 +86,11 @@ def number(value: Any) -> str:
     """
     if not is_finite(value):
         return "-"
-    return str(value) if isinstance(value, int) and abs(value) < 1e9 else number_text(value)
+    return (
+        str(value)
+        if isinstance(value, int) and abs(value) < 1e9
+        else number_text(value)
+    )
 
 
 def signed(value: Any) -> str:
@@ -92,7 +112,11 @@ def finite(value: Any, digits: int = 4) -> float | None:
     """
     if not is_finite(value):
         return None
-    return value if isinstance(value, int) and abs(value) < 1e9 else float(f"{value:.{digits}g}")
+    return (
+        value
+        if isinstance(value, int) and abs(value) < 1e9
+        else float(f"{value:.{digits}g}")
+    )
 
 
 def told_apart(names: Iterable[str]) -> list[str]:

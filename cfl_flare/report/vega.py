@@ -31,8 +31,30 @@ Spec = dict[str, Any]
 
 # Okabe and Ito's colours without black and yellow, which one of a light and a dark page would swallow, and more.
 COLOURS = (
-    *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#999933", "#A0522D", "#7F7F7F"),
-    *("#8FBCE6", "#F7CF8A", "#7FD1B4", "#EBB8D3", "#2F4B9B", "#F4A582", "#CBB8E8", "#D3D37F", "#D9A98C", "#C4C4C4"),
+    *(
+        "#0072B2",
+        "#E69F00",
+        "#009E73",
+        "#CC79A7",
+        "#56B4E9",
+        "#D55E00",
+        "#8C6BB1",
+        "#999933",
+        "#A0522D",
+        "#7F7F7F",
+    ),
+    *(
+        "#8FBCE6",
+        "#F7CF8A",
+        "#7FD1B4",
+        "#EBB8D3",
+        "#2F4B9B",
+        "#F4A582",
+        "#CBB8E8",
+        "#D3D37F",
+        "#D9A98C",
+        "#C4C4C4",
+    ),
 )
 # What all plots share. Lines and letters have the page's colour, whatever the reader prefers.
 CONFIG: Spec = {
@@ -41,11 +63,24 @@ CONFIG: Spec = {
     "font": "system-ui, sans-serif",
     "view": {"stroke": None},
     "axis": {
-        **dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor", "gridColor"), "currentColor"),
-        **{"gridOpacity": 0.12, "domainOpacity": 0.4, "tickOpacity": 0.4, "titleFontWeight": "normal"},
+        **dict.fromkeys(
+            ("labelColor", "titleColor", "domainColor", "tickColor", "gridColor"),
+            "currentColor",
+        ),
+        **{
+            "gridOpacity": 0.12,
+            "domainOpacity": 0.4,
+            "tickOpacity": 0.4,
+            "titleFontWeight": "normal",
+        },
         **{"labelFontSize": 11, "titleFontSize": 12, "labelLimit": 110},
     },
-    "legend": {"labelColor": "currentColor", "titleColor": "currentColor", "orient": "bottom", "labelLimit": 150},
+    "legend": {
+        "labelColor": "currentColor",
+        "titleColor": "currentColor",
+        "orient": "bottom",
+        "labelLimit": 150,
+    },
     "range": {"category": list(COLOURS)},
     "mark": {"color": COLOURS[0]},
 }
@@ -57,7 +92,9 @@ SLANTED = {"labelAngle": -50, "grid": False}
 UPRIGHT = {"labelAngle": 0, "labelOverlap": True}
 ROUNDS = {"field": "r", "type": "ordinal", "title": "round", "axis": UPRIGHT}
 # A click on the legend leaves one label, field c, in full colour.
-CHOSEN = [{"name": "chosen", "select": {"type": "point", "fields": ["c"]}, "bind": "legend"}]
+CHOSEN = [
+    {"name": "chosen", "select": {"type": "point", "fields": ["c"]}, "bind": "legend"}
+]
 UNCHOSEN_FADES = {"condition": {"param": "chosen", "value": 1}, "value": 0.12}
 # Marks: a line to compare with, and a cell of many, each of which a screen reader would name.
 DASHED = {"type": "rule", "strokeDash": [4, 3], "color": "currentColor", "opacity": 0.5}
@@ -74,7 +111,10 @@ def palette(labels: Sequence[str]) -> list[str]:
     numbers = [re.fullmatch(r"cluster-(\d{1,6})", label) for label in labels]
     if not any(numbers):
         return [COLOURS[i % len(COLOURS)] for i in range(len(labels))]
-    return ["currentColor" if match is None else COLOURS[int(match[1]) % len(COLOURS)] for match in numbers]
+    return [
+        "currentColor" if match is None else COLOURS[int(match[1]) % len(COLOURS)]
+        for match in numbers
+    ]
 
 
 def colour(labels: Sequence[str], **legend: Any) -> Spec:
@@ -85,7 +125,13 @@ def colour(labels: Sequence[str], **legend: Any) -> Spec:
 
 
 def quantity(field: str, title: str, zero: bool = True, **settings: Any) -> Spec:
-    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": zero}, **settings}
+    return {
+        "field": field,
+        "type": "quantitative",
+        "title": title,
+        "scale": {"zero": zero},
+        **settings,
+    }
 
 
 def whole_axis(field: str, values: Iterable[int], title: str) -> Spec:
@@ -97,7 +143,13 @@ def whole_axis(field: str, values: Iterable[int], title: str) -> Spec:
 
 def names(axis: Spec | None) -> Spec:
     """Names along an axis, in the order of field i."""
-    return {"field": "name", "type": "nominal", "sort": {"field": "i", "op": "min"}, "title": None, "axis": axis}
+    return {
+        "field": "name",
+        "type": "nominal",
+        "sort": {"field": "i", "op": "min"},
+        "title": None,
+        "axis": axis,
+    }
 
 
 def tips(**titles: str) -> list[dict[str, str]]:
@@ -105,32 +157,55 @@ def tips(**titles: str) -> list[dict[str, str]]:
     return [{"field": field, "title": title} for field, title in titles.items()]
 
 
-def intervals(along: str, value: Spec, shared: Spec, width: float = 2, opacity: float = 0.6) -> Spec:
+def intervals(
+    along: str, value: Spec, shared: Spec, width: float = 2, opacity: float = 0.6
+) -> Spec:
     """A layer of lines from field lo to field hi along ``x`` or ``y``, where points have the encoding ``value``."""
     return {
         "transform": [{"filter": "isValid(datum.lo) && isValid(datum.hi)"}],
         "mark": {"type": "rule", "strokeWidth": width, "opacity": opacity},
-        "encoding": {**shared, along: {**value, "field": "lo"}, f"{along}2": {"field": "hi"}},
+        "encoding": {
+            **shared,
+            along: {**value, "field": "lo"},
+            f"{along}2": {"field": "hi"},
+        },
     }
 
 
 def by_participant(
-    points: Sequence[tuple[str, Any, str, Any]], labels: Sequence[str], title: str, zero: bool = False
+    points: Sequence[tuple[str, Any, str, Any]],
+    labels: Sequence[str],
+    title: str,
+    zero: bool = False,
 ) -> Spec:
     """A point for each participant, with its interval, in the order given, coloured by label; with a line at 0.
 
     Points are names, values, labels, and the ends of intervals or None. The title of the axis is a fixed text.
     """
     few = len(points) <= NAMED
-    numbered = {"field": "i", "type": "quantitative", "title": "participant", "scale": {"nice": False}}
+    numbered = {
+        "field": "i",
+        "type": "quantitative",
+        "title": "participant",
+        "scale": {"nice": False},
+    }
     x = names(SLANTED) if few else {**numbered, "axis": {"grid": False, **WHOLE}}
     y = quantity("v", title, zero)
     known = any(ends for *_, ends in points)
     ends = {"lo": "from", "hi": "to"} if known else {}
-    shared = {"x": x, "color": colour(labels), "tooltip": tips(name="participant", c="in", v="value", **ends)}
+    shared = {
+        "x": x,
+        "color": colour(labels),
+        "tooltip": tips(name="participant", c="in", v="value", **ends),
+    }
     at_zero = {"mark": DASHED, "encoding": {"y": {"datum": 0}}}
     marks = {
-        "mark": {"type": "point", "filled": True, "opacity": 1, "size": 50 if few else 22},
+        "mark": {
+            "type": "point",
+            "filled": True,
+            "opacity": 1,
+            "size": 50 if few else 22,
+        },
         "encoding": {**shared, "y": y},
     }
     lines = intervals("y", y, shared, width=2 if few else 1, opacity=0.55)
@@ -149,7 +224,9 @@ def as_json(value: Any) -> str:
     >>> as_json({"a": "</script><!--\u2028"})
     '{"a":"\\u003c/script\\u003e\\u003c!--\\u2028"}'
     """
-    text = json.dumps(_without_nan(value), separators=(",", ":"), allow_nan=False)  # escapes all beyond ASCII
+    text = json.dumps(
+        _without_nan(value), separators=(",", ":"), allow_nan=False
+    )  # escapes all beyond ASCII
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -196,12 +273,16 @@ def script() -> str:
 
     It takes seconds to make, and is the same for each report: the user's cache folder keeps it.
     """
-    with suppress(OSError, ValueError, RuntimeError, ImportError):  # it is not there, or damaged, or there is no home
+    with suppress(
+        OSError, ValueError, RuntimeError, ImportError
+    ):  # it is not there, or damaged, or there is no home
         return cached_script().read_text("utf-8")
     made: str = _made(None)
     with suppress(OSError, RuntimeError):
         cached_script().parent.mkdir(0o700, parents=True, exist_ok=True)
-        file, temporary = mkstemp(dir=cached_script().parent)  # others may write it at the same time
+        file, temporary = mkstemp(
+            dir=cached_script().parent
+        )  # others may write it at the same time
         with open(file, "w", encoding="utf-8") as stream:
             stream.write(made)
         os.replace(temporary, cached_script())
@@ -223,9 +304,22 @@ def _made(wanted: Sequence[tuple[str, Spec]] | None) -> Any:
     """What `MAKE` prints; a `NoPlotsError` says that vl-convert is not installed, or does not run here."""
     command = [sys.executable, "-c", MAKE]
     try:
-        done = subprocess.run(command, input=as_json(wanted).encode(), capture_output=True, timeout=SECONDS, check=True)
+        done = subprocess.run(
+            command,
+            input=as_json(wanted).encode(),
+            capture_output=True,
+            timeout=SECONDS,
+            check=True,
+        )
         return json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        lines = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
+        lines = (
+            (getattr(error, "stderr", None) or b"")
+            .decode(errors="replace")
+            .strip()
+            .splitlines()
+        )
         reason = lines[-1] if lines else one_line(error)
-        raise NoPlotsError(f"the report's plots cannot be made: {reason}; pip install vl-convert-python") from error
+        raise NoPlotsError(
+            f"the report's plots cannot be made: {reason}; pip install vl-convert-python"
+        ) from error

@@ -37,7 +37,11 @@ def _of_features(view: View) -> Section:
     similar = cosines(_read_gram(file, features))
 
     # Participants in the order of their clusters, so that clusters are blocks of the matrix.
-    known = [i for i, name in enumerate(features.participants) if name in view.shown and np.isfinite(similar[i, i])]
+    known = [
+        i
+        for i, name in enumerate(features.participants)
+        if name in view.shown and np.isfinite(similar[i, i])
+    ]
     known.sort(key=lambda i: features.clusters[i])
     names = [view.shown[features.participants[i]] for i in known]
     clusters = [features.clusters[i] for i in known]
@@ -46,7 +50,9 @@ def _of_features(view: View) -> Section:
     notes = []
     if len(known) < count:
         left_out = count - len(known)
-        notes.append(f"{left_out} participants are left out: their features are zeros, or the summary lacks them.")
+        notes.append(
+            f"{left_out} participants are left out: their features are zeros, or the summary lacks them."
+        )
     if len(known) > CELLS:
         notes.append(f"The matrix has {CELLS} of {len(known)} participants.")
     text = (
@@ -67,7 +73,9 @@ def _read_gram(file: Path, features: Features) -> np.ndarray:
     is_square = gram.ndim == 2 and gram.shape[0] == gram.shape[1] >= count
     is_complete = is_square and len(features.clusters) == count > 0
     if not is_complete or not np.isfinite(gram).all():
-        raise PayloadError("damaged_file", f"{file}: no finite square of inner products; copy it again")
+        raise PayloadError(
+            "damaged_file", f"{file}: no finite square of inner products; copy it again"
+        )
     return gram[:count, :count]
 
 
@@ -76,8 +84,12 @@ def _of_rounds(view: View) -> Section | None:
     order = [name for name in view.by_cluster if name in view.histories]
     if len(order) < 2:
         return None
-    rounds = thinned(sorted({r for history in view.histories.values() for r in history}), ROUNDS)
-    grid = np.array([[view.histories[name].get(r, -1) for r in rounds] for name in order])
+    rounds = thinned(
+        sorted({r for history in view.histories.values() for r in history}), ROUNDS
+    )
+    grid = np.array(
+        [[view.histories[name].get(r, -1) for r in rounds] for name in order]
+    )
     members = [(grid == k).astype(float) for k in np.unique(grid[grid >= 0])]
     present = (grid >= 0).astype(float)
     both, same = present @ present.T, sum(member @ member.T for member in members)
@@ -87,16 +99,34 @@ def _of_rounds(view: View) -> Section | None:
         "similarity here instead."
     )
     clusters = [view.clusters[name] for name in order]
-    plot = _matrix([view.shown[name] for name in order], clusters, together, "share of rounds", 0)
-    notes = [f"The matrix has {CELLS} of {len(order)} participants."] if len(order) > CELLS else []
+    plot = _matrix(
+        [view.shown[name] for name in order], clusters, together, "share of rounds", 0
+    )
+    notes = (
+        [f"The matrix has {CELLS} of {len(order)} participants."]
+        if len(order) > CELLS
+        else []
+    )
     return Section("Who is with whom", text=[text], plots=[plot], notes=notes)
 
 
-def _matrix(names: Sequence[str], clusters: Clusters, similar: np.ndarray, what: str, lowest: float) -> Plot:
+def _matrix(
+    names: Sequence[str],
+    clusters: Clusters,
+    similar: np.ndarray,
+    what: str,
+    lowest: float,
+) -> Plot:
     """A square of cells, participants by participants, in the order given; names are in the data once."""
     chosen = thinned(range(len(names)), CELLS)
-    people = [{"i": i, "name": names[p], "group": cluster_label(clusters[p])} for i, p in enumerate(chosen, 1)]
-    cells = [[finite(float(value), 3) for value in row] for row in similar[np.ix_(chosen, chosen)]]
+    people = [
+        {"i": i, "name": names[p], "group": cluster_label(clusters[p])}
+        for i, p in enumerate(chosen, 1)
+    ]
+    cells = [
+        [finite(float(value), 3) for value in row]
+        for row in similar[np.ix_(chosen, chosen)]
+    ]
     shown = {"data": {"name": "names"}, "key": "i", "fields": ["name", "group"]}
     axis = {**vega.SLANTED, "title": None} if len(chosen) <= vega.NAMED else None
     upright = axis and {**axis, "labelAngle": 0}
@@ -108,14 +138,41 @@ def _matrix(names: Sequence[str], clusters: Clusters, similar: np.ndarray, what:
         "transform": [
             {"flatten": ["v"]},
             {"window": [{"op": "row_number", "as": "col"}], "groupby": ["row"]},
-            *({"lookup": side, "from": shown, "as": [f"{side}_name", f"{side}_in"]} for side in ("row", "col")),
+            *(
+                {"lookup": side, "from": shown, "as": [f"{side}_name", f"{side}_in"]}
+                for side in ("row", "col")
+            ),
         ],
         "mark": vega.CELL,
         "encoding": {
-            "x": {"field": "col_name", "type": "ordinal", "sort": {"field": "col"}, "axis": axis, "title": None},
-            "y": {"field": "row_name", "type": "ordinal", "sort": {"field": "row"}, "title": None, "axis": upright},
-            "color": {"field": "v", "type": "quantitative", "title": what, "scale": scale, "legend": vega.GRADIENT},
-            "tooltip": vega.tips(row_name="participant", row_in="in", col_name="and", col_in="in", v="value"),
+            "x": {
+                "field": "col_name",
+                "type": "ordinal",
+                "sort": {"field": "col"},
+                "axis": axis,
+                "title": None,
+            },
+            "y": {
+                "field": "row_name",
+                "type": "ordinal",
+                "sort": {"field": "row"},
+                "title": None,
+                "axis": upright,
+            },
+            "color": {
+                "field": "v",
+                "type": "quantitative",
+                "title": what,
+                "scale": scale,
+                "legend": vega.GRADIENT,
+            },
+            "tooltip": vega.tips(
+                row_name="participant",
+                row_in="in",
+                col_name="and",
+                col_in="in",
+                v="value",
+            ),
         },
     }
     text = f"A cell is the {what} of two participants; they are ordered by cluster, so that clusters are blocks."
@@ -134,9 +191,20 @@ def _neighbours(names: Sequence[str], clusters: Clusters, similar: np.ndarray) -
         inside = numbers == numbers[i]
         near = names[int(np.nanargmax(values))] if known.any() else "-"
         sides = (known & inside, known & ~inside)
-        means = [number(float(values[side].mean())) if side.any() else "-" for side in sides]
+        means = [
+            number(float(values[side].mean())) if side.any() else "-" for side in sides
+        ]
         rows.append([name, cluster_label(clusters[i]), *means, near])
-    return Table(("participant", "cluster", "mean in its cluster", "mean with others", "nearest"), rows)
+    return Table(
+        (
+            "participant",
+            "cluster",
+            "mean in its cluster",
+            "mean with others",
+            "nearest",
+        ),
+        rows,
+    )
 
 
 def cosines(gram: np.ndarray) -> np.ndarray:

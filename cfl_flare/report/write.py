@@ -37,7 +37,9 @@ def run_report(run: Run) -> str:
     return page(cut(run.name, 120), subtitle, sections(view, SECTIONS))
 
 
-def write_reports(folder: Path, out: Path | None = None, against: str | None = None) -> list[Path]:
+def write_reports(
+    folder: Path, out: Path | None = None, against: str | None = None
+) -> list[Path]:
     """Writes the report of a study, a run, or several runs compared, and returns the files.
 
     Args:
@@ -51,12 +53,18 @@ def write_reports(folder: Path, out: Path | None = None, against: str | None = N
         FileError: a file cannot be read or written.
     """
     if (folder / STUDY).is_file():
-        require(against is None, f"--against = {against!r} is for several runs, and {folder} is a study; leave it out")
+        require(
+            against is None,
+            f"--against = {against!r} is for several runs, and {folder} is a study; leave it out",
+        )
         return [write(study_report(folder), out or folder / REPORT)]
     runs = [load_run(folder)] if (folder / SUMMARY).is_file() else find_runs(folder)
     if against is not None:
         names = [str(run.folder.relative_to(folder)) for run in runs]
-        require(against in names, f"--against = {against!r} is no run of {folder}; there are {', '.join(names)}")
+        require(
+            against in names,
+            f"--against = {against!r} is no run of {folder}; there are {', '.join(names)}",
+        )
         runs.insert(0, runs.pop(names.index(against)))
     if len(runs) == 1:
         return [write(run_report(runs[0]), out or runs[0].folder / REPORT)]
@@ -78,7 +86,9 @@ def try_to_write(folder: Path, runs: Sequence[Run] = ()) -> str | None:
             write(study_report(folder), folder / REPORT)
         else:
             write(run_report(run := load_run(folder)), folder / REPORT)
-            draw(run)  # last: of a damaged file there is no picture, and the report shows the rest
+            draw(
+                run
+            )  # last: of a damaged file there is no picture, and the report shows the rest
     except Exception as error:
         way_out = "'cfl-flare report' writes it from the results, and 'cfl-flare show' figures"
         return f"no report: {one_line(error)}; {way_out}"

@@ -7,4 +7,13 @@ from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import Run, find_runs, load_run
 from cfl_flare.results.served import load_arrays, load_model
 
-__all__ = ["Difference", "Run", "find_runs", "load_arrays", "load_model", "load_run", "paired_difference", "read_model"]
+__all__ = [
+    "Difference",
+    "Run",
+    "find_runs",
+    "load_arrays",
+    "load_model",
+    "load_run",
+    "paired_difference",
+    "read_model",
+]

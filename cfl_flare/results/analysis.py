@@ -48,7 +48,11 @@ class Cosines:
     def mean(self) -> float | None:
         """The mean; None without a pair."""
         n = self.count
-        return float(np.clip((_squared(self._sum) - n) / (n * (n - 1)), -1, 1)) if n > 1 else None
+        return (
+            float(np.clip((_squared(self._sum) - n) / (n * (n - 1)), -1, 1))
+            if n > 1
+            else None
+        )
 
 
 def _squared(vector: np.ndarray, other: np.ndarray | None = None) -> float:
@@ -63,7 +67,11 @@ def _squared(vector: np.ndarray, other: np.ndarray | None = None) -> float:
 
 
 def analyse(
-    method: Method, before: ServerState, after: ServerState, updates: Sequence[Update], assignment: Assignment
+    method: Method,
+    before: ServerState,
+    after: ServerState,
+    updates: Sequence[Update],
+    assignment: Assignment,
 ) -> dict[str, Any]:
     """What a round's record says of its clustering, as plain JSON values.
 
@@ -80,14 +88,26 @@ def analyse(
     """
     clustering, clusters = Clustering.of(method, before), method.clusters_in(after)
     centres = _centres(clustering, clusters, after, updates, assignment)
-    weights = {update.participant: clustering.weight(update) for update in heads(updates)}
+    weights = {
+        update.participant: clustering.weight(update) for update in heads(updates)
+    }
     rows: dict[int, list[int]] = {k: [] for k in range(clusters)}
     for i, name in enumerate(weights):
         rows[assignment[name]].append(i)
     members_of = [Mapped(updates, places=rows[k]) for k in range(clusters)]
-    compared = [_compared(clustering, members, centres.get(k)) for k, members in enumerate(members_of)]
-    distances = {name: distance for of_cluster, _, _ in compared for name, distance in of_cluster.items()}
-    total, weight = sum(weights[name] * distances[name] for name in weights), sum(weights.values())
+    compared = [
+        _compared(clustering, members, centres.get(k))
+        for k, members in enumerate(members_of)
+    ]
+    distances = {
+        name: distance
+        for of_cluster, _, _ in compared
+        for name, distance in of_cluster.items()
+    }
+    total, weight = (
+        sum(weights[name] * distances[name] for name in weights),
+        sum(weights.values()),
+    )
     between = Cosines()
     for k in sorted(set(after.assignment.values()) & centres.keys()):
         between.add(centres[k])
@@ -95,8 +115,12 @@ def analyse(
     pairs = sum(count for _, count in within)
     return {
         "objective": _finite(total / weight) if weight else None,
-        "clusterability": [_clusterability(clustering, members) for members in members_of],
-        "intra_cosine": _finite(sum(cosine * count for cosine, count in within) / pairs) if pairs else None,
+        "clusterability": [
+            _clusterability(clustering, members) for members in members_of
+        ],
+        "intra_cosine": _finite(sum(cosine * count for cosine, count in within) / pairs)
+        if pairs
+        else None,
         "inter_cosine": _finite(between.mean()),
     }
 
@@ -128,40 +152,72 @@ def _clusterability(clustering: Clustering, updates: Sequence[Update]) -> float 
     if mean is None:
         return None
     layout = mean.layout
-    result = mean.result(Params(layout, np.zeros(layout.size, np.float32), np.zeros(layout.counter_size, np.int64)))
+    result = mean.result(
+        Params(
+            layout,
+            np.zeros(layout.size, np.float32),
+            np.zeros(layout.counter_size, np.int64),
+        )
+    )
     del mean
-    parameters = [(i, entry.slice) for i, entry in enumerate(layout.entries) if entry.kind == "parameter"]
+    parameters = [
+        (i, entry.slice)
+        for i, entry in enumerate(layout.entries)
+        if entry.kind == "parameter"
+    ]
 
     def distance(moved: Params) -> float:
-        present = [place for i, place in parameters if moved.present is None or moved.present[i]]
-        return sum(_squared(result.vector[place], moved.vector[place]) for place in present)
+        present = [
+            place
+            for i, place in parameters
+            if moved.present is None or moved.present[i]
+        ]
+        return sum(
+            _squared(result.vector[place], moved.vector[place]) for place in present
+        )
 
-    moves = (moved for update in updates if (moved := clustering.moved(update)) is not None)
+    moves = (
+        moved for update in updates if (moved := clustering.moved(update)) is not None
+    )
     farthest = max(map(distance, moves))
     length = math.sqrt(_squared(result.vector[: layout.parameter_size]))
     return _finite(math.sqrt(farthest) / length) if length else None
 
 
 def _centres(
-    clustering: Clustering, clusters: int, after: ServerState, updates: Sequence[Update], assignment: Assignment
+    clustering: Clustering,
+    clusters: int,
+    after: ServerState,
+    updates: Sequence[Update],
+    assignment: Assignment,
 ) -> dict[int, np.ndarray]:
     """The vectors of the clusters' centres.
 
     If participants are compared by arrays, no model gives a centre: it is the weighted mean of the round's members.
     """
-    centres = {k: vector for k in range(clusters) if (vector := clustering.centre(after, k)) is not None}
+    centres = {
+        k: vector
+        for k in range(clusters)
+        if (vector := clustering.centre(after, k)) is not None
+    }
     if centres:
         return centres
     sums, weights = dict[int, np.ndarray](), dict[int, float]()
     for update in updates:
         k, weight = assignment[update.participant], clustering.weight(update)
-        sums[k] = sums.get(k, 0.0) + weight * clustering.vector(update).astype(np.float64)
+        sums[k] = sums.get(k, 0.0) + weight * clustering.vector(update).astype(
+            np.float64
+        )
         weights[k] = weights.get(k, 0.0) + weight
     return {k: total / weights[k] for k, total in sums.items()}
 
 
 def gram(
-    method: Method, before: ServerState, after: ServerState, updates: Sequence[Update], assignment: Assignment
+    method: Method,
+    before: ServerState,
+    after: ServerState,
+    updates: Sequence[Update],
+    assignment: Assignment,
 ) -> np.ndarray:
     """Inner products ``(n + K, n + K)`` of the vectors of the round's n participants and of the K centres after it.
 
@@ -172,7 +228,9 @@ def gram(
     centres = _centres(clustering, clusters, after, updates, assignment)
     people = (clustering.vector(update) for update in updates)
     size = len(next(iter(centres.values())))
-    of_clusters = (centres.get(k, np.zeros(size)).astype(np.float32) for k in range(clusters))
+    of_clusters = (
+        centres.get(k, np.zeros(size)).astype(np.float32) for k in range(clusters)
+    )
     return inner_products(chain(people, of_clusters))
 
 

@@ -69,7 +69,8 @@ FIELDS: schema.Fields = {
     "participants": schema.list_of(schema.text),
 }
 IS_ANCESTRY = schema.described(
-    "a list of the runs in which a model was trained", schema.list_of(schema.object_with(**FIELDS), fewest=1)
+    "a list of the runs in which a model was trained",
+    schema.list_of(schema.object_with(**FIELDS), fewest=1),
 )
 
 
@@ -96,11 +97,15 @@ class Ancestry:
         if value is None:
             return cls((UNKNOWN,))
         if not IS_ANCESTRY(value):
-            raise FileError(f"{where}: is not {IS_ANCESTRY.__doc__}; it is damaged or another program's")
+            raise FileError(
+                f"{where}: is not {IS_ANCESTRY.__doc__}; it is damaged or another program's"
+            )
         ancestors = []
         for item in value:
             facts = {name: item[name] for name in FIELDS}
-            ancestors.append(Ancestor(**{**facts, "participants": tuple(facts["participants"])}))
+            ancestors.append(
+                Ancestor(**{**facts, "participants": tuple(facts["participants"])})
+            )
         return cls(tuple(ancestors))
 
     def to_list(self, names: bool = True) -> list[dict[str, Any]]:
@@ -131,7 +136,9 @@ class Ancestry:
     @property
     def earlier_participants(self) -> list[str]:
         """The participants of all runs before the last one."""
-        return sorted({name for ancestor in self.ancestors[:-1] for name in ancestor.participants})
+        return sorted(
+            {name for ancestor in self.ancestors[:-1] for name in ancestor.participants}
+        )
 
     @property
     def privacy(self) -> tuple[float, float] | None:
@@ -166,5 +173,12 @@ class Ancestry:
     @property
     def objection(self) -> str | None:
         """Why attacks on the last run's patients do not tell what the model reveals; None if they do."""
-        weaker = next((ancestor.weaker for ancestor in self.ancestors if ancestor.weaker is not None), None)
+        weaker = next(
+            (
+                ancestor.weaker
+                for ancestor in self.ancestors
+                if ancestor.weaker is not None
+            ),
+            None,
+        )
         return weaker or self.other_split

@@ -107,7 +107,15 @@ class Balance:
         return data == self.data or "" in (data, self.data)
 
     def _fold_spends(self, line: Mapping[str, Any]) -> None:
-        job = LedgerJob(line["job"], line["run"], line["resumes"], 0, 0, line["patients"], line["division"])
+        job = LedgerJob(
+            line["job"],
+            line["run"],
+            line["resumes"],
+            0,
+            0,
+            line["patients"],
+            line["division"],
+        )
         spends = [Spend(**spend) for spend in line["spends"]]
         first = self.first_of(job)
         self._first[job.id, job.run] = first
@@ -118,7 +126,9 @@ class Balance:
         _, of_job = self.after(job, line["participant"], spends)
         self.epsilon = max(self.epsilon, self.total(job, of_job))
         self.jobs.setdefault(job.id, {}).update(of_job)
-        self._largest[job.id] = np.max([self._largest.get(job.id, 0 * rdp_of(())), *of_job.values()], axis=0)
+        self._largest[job.id] = np.max(
+            [self._largest.get(job.id, 0 * rdp_of(())), *of_job.values()], axis=0
+        )
         if "counts" in line:
             self.counts[first, line["participant"]] = line["counts"]
 
@@ -127,14 +137,18 @@ class Balance:
         resumed = self._latest.get(job.resumes, (job.id, job.run))
         return self._first.get((job.id, job.run), self._first.get(resumed, resumed))
 
-    def after(self, job: LedgerJob, participant: str, spends: Sequence[Spend]) -> tuple[Curves, Curves]:
+    def after(
+        self, job: LedgerJob, participant: str, spends: Sequence[Spend]
+    ) -> tuple[Curves, Curves]:
         """What a participant has spent after these, in the splits that they are of: in the run, and in the job."""
         known = self.jobs.get(job.id, {})
         of_job: Curves = {}
         for spend in spends:
             key = participant, spend.split
             of_job[key] = rdp_of([spend]) + of_job.get(key, known.get(key, 0))
-        of_run = {key: curve + self._spent_before(job, key) for key, curve in of_job.items()}
+        of_run = {
+            key: curve + self._spent_before(job, key) for key, curve in of_job.items()
+        }
         return of_run, of_job
 
     def _spent_before(self, job: LedgerJob, key: tuple[str, str]) -> np.ndarray:
@@ -154,12 +168,17 @@ class Balance:
     def total(self, job: LedgerJob, of_job: Curves) -> float:
         """The epsilon of patients for whom the job has spent one of these, and each other job the most."""
         others = self._others({job.id})
-        return max((epsilon_of(others + curve, self.delta) for curve in of_job.values()), default=0.0)
+        return max(
+            (epsilon_of(others + curve, self.delta) for curve in of_job.values()),
+            default=0.0,
+        )
 
     def with_job(self, job: LedgerJob) -> float:
         """The epsilon after a job that spends all of its own by one Gaussian mechanism; the run's part is its own."""
         return epsilon_of(
-            self._others(self._jobs_of_run(job)) + rdp_of([_gaussian(least_noise(job.epsilon, job.delta))]), self.delta
+            self._others(self._jobs_of_run(job))
+            + rdp_of([_gaussian(least_noise(job.epsilon, job.delta))]),
+            self.delta,
         )
 
     def left(self, budget: float) -> float:
@@ -167,7 +186,10 @@ class Balance:
         spent = self._others(set())
 
         def excess(log_noise: float) -> float:
-            return epsilon_of(spent + rdp_of([_gaussian(np.exp(log_noise))]), self.delta) - budget
+            return (
+                epsilon_of(spent + rdp_of([_gaussian(np.exp(log_noise))]), self.delta)
+                - budget
+            )
 
         low, high = log(0.01), log(1e6)
         if excess(high) >= 0:
@@ -178,7 +200,13 @@ class Balance:
         return epsilon_of(rdp_of([_gaussian(np.exp(high))]), self.delta)
 
     def _others(self, jobs: set[str]) -> np.ndarray:
-        return np.sum([rdp_of(()), *(curve for id, curve in self._largest.items() if id not in jobs)], axis=0)
+        return np.sum(
+            [
+                rdp_of(()),
+                *(curve for id, curve in self._largest.items() if id not in jobs),
+            ],
+            axis=0,
+        )
 
 
 def _gaussian(noise: float) -> Spend:

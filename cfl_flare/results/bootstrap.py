@@ -64,28 +64,48 @@ class Draws:
 
     @classmethod
     def of(
-        cls, sent: Mapping[str, Replicates], participants: Mapping[str, Participant], share: float | None = None
+        cls,
+        sent: Mapping[str, Replicates],
+        participants: Mapping[str, Participant],
+        share: float | None = None,
     ) -> Draws:
         """What arrived, in the participants' order; no site has more than a share of the weight."""
         names = [name for name in participants if name in sent]
         sites = {name: participants[name].site for name in names}
-        weights = bounded_weights({name: participants[name].samples for name in names}, sites, share)
-        times = {len(values) for replicates in sent.values() for values in replicates.values.values()}
+        weights = bounded_weights(
+            {name: participants[name].samples for name in names}, sites, share
+        )
+        times = {
+            len(values)
+            for replicates in sent.values()
+            for values in replicates.values.values()
+        }
         empty = [None] * max(times, default=0)
         measures = dict.fromkeys(key for name in names for key in sent[name].values)
         return cls(
             tuple(names),
             tuple(weights.values()),
             tuple(sent[name].draw for name in names),
-            {key: np.array([sent[name].values.get(key, empty) for name in names], np.float64) for key in measures},
+            {
+                key: np.array(
+                    [sent[name].values.get(key, empty) for name in names], np.float64
+                )
+                for key in measures
+            },
         )
 
-    def intervals(self, participant: str, points: Mapping[str, float]) -> dict[str, Interval]:
+    def intervals(
+        self, participant: str, points: Mapping[str, float]
+    ) -> dict[str, Interval]:
         """The intervals of a participant's measures; ``points`` are the measures themselves."""
         if participant not in self.participants:
             return {}
         row = self.participants.index(participant)
-        intervals = {key: interval(of[row], points[key], key) for key, of in self.values.items() if key in points}
+        intervals = {
+            key: interval(of[row], points[key], key)
+            for key, of in self.values.items()
+            if key in points
+        }
         return {key: ends for key, ends in intervals.items() if ends is not None}
 
     def of_mean(self, key: str, points: Mapping[str, float]) -> Interval | None:
@@ -98,11 +118,17 @@ class Draws:
             return None
         weights = np.array(self.samples, np.float64)[rows]
         mean = weighted(self.values[key][rows], weights)
-        point = float(np.average([points[self.participants[i]] for i in rows], weights=weights))
+        point = float(
+            np.average([points[self.participants[i]] for i in rows], weights=weights)
+        )
         return None if mean is None else interval(mean, point, key)
 
     def save(self, path: Path) -> None:
-        save_arrays(path, self.values, dict(zip(FACTS, (self.participants, self.samples, self.draws))))
+        save_arrays(
+            path,
+            self.values,
+            dict(zip(FACTS, (self.participants, self.samples, self.draws))),
+        )
 
 
 @dataclass(frozen=True)
@@ -151,7 +177,9 @@ def interval(values: np.ndarray, point: float, name: str) -> Interval | None:
     least, most = min(point, float(there.min())), max(point, float(there.max()))
     if is_share(name, least, most) and 0 < point < 1:
         log_odds, reach = math.log(point / (1 - point)), half / (point * (1 - point))
-        return (1 + math.tanh((log_odds - reach) / 2)) / 2, (1 + math.tanh((log_odds + reach) / 2)) / 2
+        return (1 + math.tanh((log_odds - reach) / 2)) / 2, (
+            1 + math.tanh((log_odds + reach) / 2)
+        ) / 2
     if least > 0 and half < point:
         return point * math.exp(-half / point), point * math.exp(half / point)
     return max(point - half, 0.0) if least >= 0 else point - half, point + half
@@ -179,7 +207,11 @@ def weighted(values: np.ndarray, weights: np.ndarray) -> np.ndarray | None:
     array([0.25 , 0.125, 0.25 ])
     """
     rows = [row for row in map(filled, values) if row is not None]
-    return np.average(np.stack(rows), axis=0, weights=weights) if len(rows) == len(values) else None
+    return (
+        np.average(np.stack(rows), axis=0, weights=weights)
+        if len(rows) == len(values)
+        else None
+    )
 
 
 def read_draws(folder: Path) -> Draws | None:
@@ -189,12 +221,26 @@ def read_draws(folder: Path) -> Draws | None:
         return None
     values, meta = load_arrays(path)
     names, samples, draws = (meta.get(key, []) for key in FACTS)
-    checks = schema.list_of(schema.text, 1), schema.list_of(schema.number), schema.list_of(schema.count)
+    checks = (
+        schema.list_of(schema.text, 1),
+        schema.list_of(schema.number),
+        schema.list_of(schema.count),
+    )
     sound = all(check(fact) for check, fact in zip(checks, (names, samples, draws)))
-    sound = sound and len({*names}) == len(names) == len(samples) == len(draws) and all(0 < n < np.inf for n in samples)
+    sound = (
+        sound
+        and len({*names}) == len(names) == len(samples) == len(draws)
+        and all(0 < n < np.inf for n in samples)
+    )
     shapes = {array.shape for array in values.values()}
-    sound = sound and len(shapes) == 1 and all(len(shape) == 2 and shape[0] == len(names) for shape in shapes)
-    if not sound or any(array.dtype != np.float64 or np.isinf(array).any() for array in values.values()):
+    sound = (
+        sound
+        and len(shapes) == 1
+        and all(len(shape) == 2 and shape[0] == len(names) for shape in shapes)
+    )
+    if not sound or any(
+        array.dtype != np.float64 or np.isinf(array).any() for array in values.values()
+    ):
         reason = f"{path} does not hold draws by participant; copy it again from where it ran"
         raise PayloadError("damaged_file", reason)
     return Draws(tuple(names), tuple(samples), tuple(draws), values)
@@ -234,18 +280,25 @@ def paired_difference(run: Run, other: Run, metric: str) -> Difference:
         require(fact == facts[1][what], differ)
     names = list(points[0])
     lacking = sorted({*names} - {*draws[0].participants})
-    require(bool(names) and not lacking, f"{where}: {lacking[:3]} sent no draws; compare another metric")
+    require(
+        bool(names) and not lacking,
+        f"{where}: {lacking[:3]} sent no draws; compare another metric",
+    )
     rows = [[drawn.participants.index(name) for name in names] for drawn in draws]
     weights = np.array(draws[0].samples, np.float64)[rows[0]]
     apart = draws[0].values[key][rows[0]] - draws[1].values[key][rows[1]]
     gaps = {name: points[0][name] - points[1][name] for name in names}
     mean, ends = weighted(apart, weights), [middle(row) for row in apart]
     over_all = None if mean is None else middle(mean)
-    by_participant = {name: (gaps[name], *pair) for name, pair in zip(names, ends) if pair is not None}
+    by_participant = {
+        name: (gaps[name], *pair) for name, pair in zip(names, ends) if pair is not None
+    }
     if over_all is None or len(by_participant) < len(names):
         reason = f"{metric!r} is not defined on half of some participant's draws"
         raise ConfigError(f"{where}: {reason}; compare another metric")
-    return Difference(float(np.average([*gaps.values()], weights=weights)), *over_all, by_participant)
+    return Difference(
+        float(np.average([*gaps.values()], weights=weights)), *over_all, by_participant
+    )
 
 
 def told_apart(
@@ -266,12 +319,24 @@ def told_apart(
     order = metric.worst_first(values.items())
     worst, best = order[0][0], order[-1][0]
     low, high = (worst, best) if metric.mode == "max" else (best, worst)
-    lowest = low if all(intervals[low][1] < intervals[name][0] for name in values if name != low) else None
-    highest = high if all(intervals[high][0] > intervals[name][1] for name in values if name != high) else None
+    lowest = (
+        low
+        if all(intervals[low][1] < intervals[name][0] for name in values if name != low)
+        else None
+    )
+    highest = (
+        high
+        if all(
+            intervals[high][0] > intervals[name][1] for name in values if name != high
+        )
+        else None
+    )
     return (lowest, highest) if metric.mode == "max" else (highest, lowest)
 
 
-def worst_tenth(draws: Draws, key: str, points: Mapping[str, float], metric: Metric) -> tuple[float, Interval] | None:
+def worst_tenth(
+    draws: Draws, key: str, points: Mapping[str, float], metric: Metric
+) -> tuple[float, Interval] | None:
     """The mean over the worst tenth of the participants, at least one, and its interval; None if draws are missing.
 
     Those who are the worst of the test splits are worse there than they are. By how much, draws say: of each of them
@@ -287,9 +352,15 @@ def worst_tenth(draws: Draws, key: str, points: Mapping[str, float], metric: Met
     values = np.stack([rows[name] for name in order])
     sign = 1 if metric.mode == "max" else -1
     mean = float(np.mean([points[name] for name in tenth]))
-    bias = float((sign * np.sort(sign * values, axis=0)[: len(tenth)].mean(axis=0)).mean()) - mean
+    bias = (
+        float((sign * np.sort(sign * values, axis=0)[: len(tenth)].mean(axis=0)).mean())
+        - mean
+    )
     half = NORMAL * float(values[: len(tenth)].mean(axis=0).std(ddof=1))
-    away, towards = mean - sign * half, mean + sign * half - 2 * sign * min(0.0, sign * bias)
+    away, towards = (
+        mean - sign * half,
+        mean + sign * half - 2 * sign * min(0.0, sign * bias),
+    )
     least = 0.0 if values.min() >= 0 else -np.inf
     most = 1.0 if is_share(metric.name, values.min(), values.max()) else np.inf
     low, high = np.clip(sorted((away, towards)), least, most).tolist()

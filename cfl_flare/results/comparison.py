@@ -111,7 +111,9 @@ def mean_of(measured: Measured, mode: str = "max") -> float:
     """The mean over hospitals, weighted by training samples; see the module on what a hospital counts at most."""
     values = _values(measured)
     values = values if _are_shares(values, mode) else reached(values, values)
-    return float(np.average(values, weights=[hospital.samples for hospital in measured.values()]))
+    return float(
+        np.average(values, weights=[hospital.samples for hospital in measured.values()])
+    )
 
 
 def _values(measured: Measured) -> np.ndarray:
@@ -132,26 +134,45 @@ def shared_by_all(ways: Mapping[str, Measured]) -> dict[str, Measured]:
 
     If there is no such hospital, all that was measured.
     """
-    names = set.intersection(*(set(measured) for measured in ways.values())) if ways else set()
+    names = (
+        set.intersection(*(set(measured) for measured in ways.values()))
+        if ways
+        else set()
+    )
     if not names:
         return dict(ways)
-    return {way: {name: at for name, at in measured.items() if name in names} for way, measured in ways.items()}
+    return {
+        way: {name: at for name, at in measured.items() if name in names}
+        for way, measured in ways.items()
+    }
 
 
 def majority(measured: Measured) -> Measured | None:
     """What naming the most frequent class everywhere measures as accuracy; None if classes are not known."""
-    known = {name: at for name, at in measured.items() if len(at.classes) > 1 and any(at.classes)}
+    known = {
+        name: at
+        for name, at in measured.items()
+        if len(at.classes) > 1 and any(at.classes)
+    }
     if not known:
         return None
     shares = np.array([np.array(at.classes) / sum(at.classes) for at in known.values()])
-    named = int(np.average(shares, axis=0, weights=[at.samples for at in known.values()]).argmax())
+    named = int(
+        np.average(
+            shares, axis=0, weights=[at.samples for at in known.values()]
+        ).argmax()
+    )
     return {
-        name: replace(at, value=float(share[named]), draws=np.full_like(at.draws, share[named]))
+        name: replace(
+            at, value=float(share[named]), draws=np.full_like(at.draws, share[named])
+        )
         for (name, at), share in zip(known.items(), shares)
     }
 
 
-def two_stage(apart: np.ndarray, weights: np.ndarray, times: int, rng: np.random.Generator) -> np.ndarray:
+def two_stage(
+    apart: np.ndarray, weights: np.ndarray, times: int, rng: np.random.Generator
+) -> np.ndarray:
     """Means ``(times,)`` over hospitals that are drawn anew, each with a draw of its patients.
 
     ``apart`` are the ``(hospitals, draws)`` differences on draws of each hospital's patients.
@@ -168,7 +189,11 @@ def two_stage(apart: np.ndarray, weights: np.ndarray, times: int, rng: np.random
 
 
 def difference(
-    measured: Measured, reference: Measured, mode: str = "max", seed: int = 0, times: int = TIMES
+    measured: Measured,
+    reference: Measured,
+    mode: str = "max",
+    seed: int = 0,
+    times: int = TIMES,
 ) -> Comparison:
     """By how much a way to train is better than a reference over all hospitals that measured both.
 
@@ -181,9 +206,18 @@ def difference(
         ConfigError: no hospital measured both on the same draws.
     """
     pairs = _paired(measured, reference, mode)
-    rows = {name: (gain, drawn) for name, (gain, drawn) in pairs.items() if drawn is not None}
-    require(bool(rows), "study: no hospital has the metric on half of its draws; take another key_metric")
-    most = max(len(drawn) for _, drawn in rows.values())  # a hospital that sent fewer has each of its draws more often
+    rows = {
+        name: (gain, drawn)
+        for name, (gain, drawn) in pairs.items()
+        if drawn is not None
+    }
+    require(
+        bool(rows),
+        "study: no hospital has the metric on half of its draws; take another key_metric",
+    )
+    most = max(
+        len(drawn) for _, drawn in rows.values()
+    )  # a hospital that sent fewer has each of its draws more often
     apart = np.stack([np.resize(drawn, most) for _, drawn in rows.values()])
     points = np.array([gain for gain, _ in rows.values()])
     weights = np.array([measured[name].samples for name in rows], np.float64)
@@ -193,12 +227,18 @@ def difference(
     means = two_stage(apart, weights, times, stream(seed, "two stages"))
     low, high = np.percentile(means, PERCENTILES).tolist()
     gain = float(np.average(points, weights=weights))
-    return Comparison(mean_of(sides[0], mode), mean_of(sides[1], mode), len(rows), gain, low, high)
+    return Comparison(
+        mean_of(sides[0], mode), mean_of(sides[1], mode), len(rows), gain, low, high
+    )
 
 
-def clear_without_each(measured: Measured, reference: Measured, mode: str, seed: int) -> bool:
+def clear_without_each(
+    measured: Measured, reference: Measured, mode: str, seed: int
+) -> bool:
     """Whether a way to train is clearly better than a reference whichever hospital of several is left out."""
-    names = [name for name in measured if name in reference] if len(measured) > 1 else []
+    names = (
+        [name for name in measured if name in reference] if len(measured) > 1 else []
+    )
     times = left_out_times(len(names))
     sides = ((without(measured, name), without(reference, name)) for name in names)
     try:
@@ -218,10 +258,16 @@ def usual_margin(metric: str, level: float) -> float:
     >>> usual_margin("auroc", 0.8), usual_margin("loss", 0.2)
     (0.05, 0.01)
     """
-    return MARGIN if is_share(Metric(metric).of_participants.name, 0, 1) else MARGIN * abs(level)
+    return (
+        MARGIN
+        if is_share(Metric(metric).of_participants.name, 0, 1)
+        else MARGIN * abs(level)
+    )
 
 
-def gains(measured: Measured, reference: Measured, mode: str = "max", margin: float = MARGIN) -> dict[str, Gain]:
+def gains(
+    measured: Measured, reference: Measured, mode: str = "max", margin: float = MARGIN
+) -> dict[str, Gain]:
     """What each hospital gains by a way to train, against a reference. Arguments are as for `difference`.
 
     Its interval is normal, with the draws' deviation: draws end where the level of many hospitals begins. If it does
@@ -229,18 +275,30 @@ def gains(measured: Measured, reference: Measured, mode: str = "max", margin: fl
     chance. Else it cannot be told. Fewer than `FEWEST_TESTED` patients have no interval.
     """
     pairs = _paired(measured, reference, mode)
-    judged = sum(drawn is not None and measured[name].tested >= FEWEST_TESTED for name, (_, drawn) in pairs.items())
+    judged = sum(
+        drawn is not None and measured[name].tested >= FEWEST_TESTED
+        for name, (_, drawn) in pairs.items()
+    )
     reach = float(-ndtri(ALPHA / 2 / max(1, judged)))
-    return {name: _judged(*pair, measured[name].tested, reach, margin) for name, pair in pairs.items()}
+    return {
+        name: _judged(*pair, measured[name].tested, reach, margin)
+        for name, pair in pairs.items()
+    }
 
 
-def _judged(gain: float, drawn: np.ndarray | None, tested: int, reach: float, margin: float) -> Gain:
+def _judged(
+    gain: float, drawn: np.ndarray | None, tested: int, reach: float, margin: float
+) -> Gain:
     """What can be said of a hospital's gain. An interval reaches ``reach`` deviations to either side."""
     if drawn is None:
-        return Gain(None, None, None, UNKNOWN, FEWEST_TESTED if tested < FEWEST_TESTED else None)
+        return Gain(
+            None, None, None, UNKNOWN, FEWEST_TESTED if tested < FEWEST_TESTED else None
+        )
     half = reach * float(drawn.std(ddof=1)) if len(drawn) > 1 else 0.0
     times = None if gain == 0 else min(half / abs(gain), MOST_TESTED)
-    needed = None if times is None else int(min(np.ceil(tested * times**2), MOST_TESTED))
+    needed = (
+        None if times is None else int(min(np.ceil(tested * times**2), MOST_TESTED))
+    )
     if tested < FEWEST_TESTED:
         return Gain(gain, None, None, UNKNOWN, max(FEWEST_TESTED, needed or 0))
     low, high = gain - half, gain + half
@@ -248,18 +306,32 @@ def _judged(gain: float, drawn: np.ndarray | None, tested: int, reach: float, ma
         return Gain(gain, low, high, GAINS if low > 0 else LOSES)
     if -margin <= low and high <= margin:
         return Gain(gain, low, high, CHANCE)
-    return Gain(gain, low, high, UNKNOWN, None if needed is None else max(tested + 1, needed))
+    return Gain(
+        gain, low, high, UNKNOWN, None if needed is None else max(tested + 1, needed)
+    )
 
 
-def _paired(measured: Measured, reference: Measured, mode: str) -> dict[str, tuple[float, np.ndarray | None]]:
+def _paired(
+    measured: Measured, reference: Measured, mode: str
+) -> dict[str, tuple[float, np.ndarray | None]]:
     """By hospital, by how much it is better than the reference: on the split, and on draws, None for too few.
 
     A hospital that measured the two on other draws is left out.
     """
-    sign, pairs = (1.0 if mode == "max" else -1.0), dict[str, tuple[float, np.ndarray | None]]()
+    sign, pairs = (
+        (1.0 if mode == "max" else -1.0),
+        dict[str, tuple[float, np.ndarray | None]](),
+    )
     for name, at in measured.items():
         other = reference.get(name)
-        if other is None or (at.draw, at.tested, at.draws.shape) != (other.draw, other.tested, other.draws.shape):
+        if other is None or (at.draw, at.tested, at.draws.shape) != (
+            other.draw,
+            other.tested,
+            other.draws.shape,
+        ):
             continue
-        pairs[name] = sign * (at.value - other.value), filled(sign * (at.draws - other.draws))
+        pairs[name] = (
+            sign * (at.value - other.value),
+            filled(sign * (at.draws - other.draws)),
+        )
     return pairs

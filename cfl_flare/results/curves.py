@@ -27,7 +27,12 @@ ALL = "all"
 # The fewest real sites of a curve.
 FEWEST_SITES = 3
 # Why there is no curve.
-NO_SCORES, FEW_SITES, FEW_SAMPLES, DIFFERENCE = "no_scores", "few_sites", "few_samples", "difference"
+NO_SCORES, FEW_SITES, FEW_SAMPLES, DIFFERENCE = (
+    "no_scores",
+    "few_sites",
+    "few_samples",
+    "difference",
+)
 REASONS = (NO_SCORES, FEW_SITES, FEW_SAMPLES, DIFFERENCE)
 
 # A rate, and the ends of its interval.
@@ -104,19 +109,27 @@ class Scored:
     samples: int = 1
 
     @classmethod
-    def of(cls, shape: tuple[int, int, int] | None, link: str, floor: int, real: bool) -> Scored | None:
+    def of(
+        cls, shape: tuple[int, int, int] | None, link: str, floor: int, real: bool
+    ) -> Scored | None:
         """The histograms of a run whose clusters have at least ``floor`` sites, ``real`` ones or simulated.
 
         ``shape`` is that of `cfl_flare.training.histograms.score_shape`; None if the settings name no histograms.
         """
         if shape is None:
             return None
-        return cls(shape, link, max(floor, FEWEST_SITES), pooled.FEWEST) if real else cls(shape, link, floor)
+        return (
+            cls(shape, link, max(floor, FEWEST_SITES), pooled.FEWEST)
+            if real
+            else cls(shape, link, floor)
+        )
 
     @property
     def chosen(self) -> slice:
         """The classes: of two that exclude each other the second alone, as the first one says the same."""
-        return slice(1, 2) if (self.link, self.shape[0]) == ("softmax", 2) else slice(None)
+        return (
+            slice(1, 2) if (self.link, self.shape[0]) == ("softmax", 2) else slice(None)
+        )
 
     def curves(
         self,
@@ -130,46 +143,84 @@ class Scored:
 
         ``share`` is the largest one of a site's samples; None for no bound.
         """
-        sent = {name: histogram[self.chosen] for name, histogram in counts.items() if histogram is not None}
+        sent = {
+            name: histogram[self.chosen]
+            for name, histogram in counts.items()
+            if histogram is not None
+        }
         sites = {name: p.site for name, p in participants.items()}
         groups = pooled.groups_of(sent, assignment, everyone=ALL)
-        made = {label: self._curve(group, sites, share) for label, group in groups.items()}
-        drawn = {name for label in groups if label != ALL and isinstance(made[label], Curve) for name in groups[label]}
-        rest = {name: histogram for name, histogram in sent.items() if name not in drawn}
-        if isinstance(made[ALL], Curve) and rest and not isinstance(self._curve(rest, sites, share), Curve):
+        made = {
+            label: self._curve(group, sites, share) for label, group in groups.items()
+        }
+        drawn = {
+            name
+            for label in groups
+            if label != ALL and isinstance(made[label], Curve)
+            for name in groups[label]
+        }
+        rest = {
+            name: histogram for name, histogram in sent.items() if name not in drawn
+        }
+        if (
+            isinstance(made[ALL], Curve)
+            and rest
+            and not isinstance(self._curve(rest, sites, share), Curve)
+        ):
             made[ALL] = DIFFERENCE
         of_all = made[ALL]
         if drawn and isinstance(of_all, Curve):
             made[ALL] = replace(of_all, by_class=[])
-        curves = {label: curve for label, curve in made.items() if isinstance(curve, Curve)}
-        left_out = {label: reason for label, reason in made.items() if isinstance(reason, str)}
+        curves = {
+            label: curve for label, curve in made.items() if isinstance(curve, Curve)
+        }
+        left_out = {
+            label: reason for label, reason in made.items() if isinstance(reason, str)
+        }
         classes = len(range(self.shape[0])[self.chosen])
         return Curves(number, self.sites, self.samples, classes, curves, left_out)
 
-    def _curve(self, group: Mapping[str, np.ndarray], sites: Mapping[str, str], share: float | None) -> Curve | str:
+    def _curve(
+        self,
+        group: Mapping[str, np.ndarray],
+        sites: Mapping[str, str],
+        share: float | None,
+    ) -> Curve | str:
         """The curve of some participants, or why there is none."""
         if not group:
             return NO_SCORES
         of_sites = len({sites[name] for name in group})
         if of_sites < self.sites:
             return FEW_SITES
-        raw, total = (pooled.bounded_sum(group, sites, most) for most in (1.0, share or 1.0))
+        raw, total = (
+            pooled.bounded_sum(group, sites, most) for most in (1.0, share or 1.0)
+        )
         raw, weighted = raw[..., :-1], total[..., :-1]
-        enough = (raw.sum(axis=2) >= self.samples) & (_sites_of(group, sites) >= self.sites)
+        enough = (raw.sum(axis=2) >= self.samples) & (
+            _sites_of(group, sites) >= self.sites
+        )
         classes = np.nonzero(enough.all(axis=1))[0]
         if not len(classes):
             return FEW_SAMPLES
         starts = [pooled.cells(raw[c].sum(axis=0), self.samples) for c in classes]
-        of_classes = [pooled.roc(np.add.reduceat(weighted[c], begin, axis=1)) for c, begin in zip(classes, starts)]
+        of_classes = [
+            pooled.roc(np.add.reduceat(weighted[c], begin, axis=1))
+            for c, begin in zip(classes, starts)
+        ]
         at = probabilities(self.shape, self.link)
-        points = pooled.reliability(weighted[classes].sum(axis=0), raw[classes].sum(axis=(0, 1)), at)
+        points = pooled.reliability(
+            weighted[classes].sum(axis=0), raw[classes].sum(axis=(0, 1)), at
+        )
         return Curve(
             len(group),
             of_sites,
             int(raw[0].sum()),
             len(classes),
             round(sum(map(pooled.area, of_classes)) / len(classes), 4),
-            [(round(x, 4), round(y, 4)) for x, y in pooled.thinned_roc(pooled.mean_roc(of_classes)).tolist()],
+            [
+                (round(x, 4), round(y, 4))
+                for x, y in pooled.thinned_roc(pooled.mean_roc(of_classes)).tolist()
+            ],
             [(round(p, 4), round(s, 4), n) for p, s, n in points],
             [
                 Rates(label, _rate(right, having), _rate(lacking - wrong, lacking))
@@ -188,14 +239,20 @@ def _rate(right: float, samples: float) -> Rate:
 
     count = max(1, round(samples))
     ends = binomtest(round(right), count).proportion_ci(0.95, "wilson")
-    return round(right / samples, 3), round(float(ends.low), 3), round(float(ends.high), 3)
+    return (
+        round(right / samples, 3),
+        round(float(ends.low), 3),
+        round(float(ends.high), 3),
+    )
 
 
 def _sites_of(group: Mapping[str, np.ndarray], sites: Mapping[str, str]) -> np.ndarray:
     """How many sites have samples without each class and with it, ``(classes, 2)``."""
     there: dict[str, np.ndarray] = {}
     for name, counts in group.items():
-        there[sites[name]] = there.get(sites[name], np.zeros(counts.shape[:2], bool)) | counts[..., :-1].any(axis=2)
+        there[sites[name]] = there.get(
+            sites[name], np.zeros(counts.shape[:2], bool)
+        ) | counts[..., :-1].any(axis=2)
     total: np.ndarray = np.stack([*there.values()]).sum(axis=0)
     return total
 
@@ -211,7 +268,9 @@ NEEDED = schema.object_with(
     **dict.fromkeys(("participants", "sites", "samples", "classes"), schema.count),
     auroc=schema.share,
     roc=schema.list_of(schema.row(schema.share, schema.share), 1, pooled.POINTS),
-    calibration=schema.list_of(schema.row(schema.share, schema.share, schema.count), 1, 2 * pooled.GROUPS),
+    calibration=schema.list_of(
+        schema.row(schema.share, schema.share, schema.count), 1, 2 * pooled.GROUPS
+    ),
     by_class=RATES,
 )
 
@@ -226,9 +285,12 @@ def _label(value: str) -> bool:
 FIELDS: schema.Fields = {
     "version": schema.version(VERSION),
     **dict.fromkeys(FACTS, schema.count),
-    "curves": schema.described("an object of curves, in all and by cluster", schema.dict_of(NEEDED, _label)),
+    "curves": schema.described(
+        "an object of curves, in all and by cluster", schema.dict_of(NEEDED, _label)
+    ),
     "left_out": schema.described(
-        "an object of reasons, in all and by cluster", schema.dict_of(lambda reason: reason in REASONS, _label)
+        "an object of reasons, in all and by cluster",
+        schema.dict_of(lambda reason: reason in REASONS, _label),
     ),
 }
 
@@ -241,7 +303,14 @@ def load_curves(folder: Path) -> Curves | None:
     content = schema.read(path, FIELDS)
     names = Curve.__dataclass_fields__.keys() - {"by_class"}
     curves = {
-        label: Curve(**{n: curve[n] for n in names}, by_class=[Rates(**rates) for rates in curve["by_class"]])
+        label: Curve(
+            **{n: curve[n] for n in names},
+            by_class=[Rates(**rates) for rates in curve["by_class"]],
+        )
         for label, curve in content["curves"].items()
     }
-    return Curves(**{name: content[name] for name in FACTS}, curves=curves, left_out=content["left_out"])
+    return Curves(
+        **{name: content[name] for name in FACTS},
+        curves=curves,
+        left_out=content["left_out"],
+    )

@@ -18,7 +18,17 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.results import comparison
 from cfl_flare.results.comparison import Comparison, Measured, majority, mean_of
 from cfl_flare.results.remarks import figure, listed
-from cfl_flare.results.study import ALONE, MOST_NAMES, ONE_MODEL, Basis, Entrant, Hospital, Verdict, is_accuracy, signed
+from cfl_flare.results.study import (
+    ALONE,
+    MOST_NAMES,
+    ONE_MODEL,
+    Basis,
+    Entrant,
+    Hospital,
+    Verdict,
+    is_accuracy,
+    signed,
+)
 
 
 @dataclass(frozen=True)
@@ -42,15 +52,30 @@ class Contest:
     @property
     def hospitals(self) -> list[str]:
         splits = (self.tested, self.validated)
-        return list(dict.fromkeys(name for split in splits for measured in split.values() for name in measured))
+        return list(
+            dict.fromkeys(
+                name
+                for split in splits
+                for measured in split.values()
+                for name in measured
+            )
+        )
 
     def without(self, hospital: str) -> Contest:
         """The same with one hospital left out, and hospitals drawn less often."""
         tested, validated = (
-            {way: comparison.without(measured, hospital) for way, measured in split.items()}
+            {
+                way: comparison.without(measured, hospital)
+                for way, measured in split.items()
+            }
             for split in (self.tested, self.validated)
         )
-        return replace(self, tested=tested, validated=validated, times=comparison.left_out_times(len(self.hospitals)))
+        return replace(
+            self,
+            tested=tested,
+            validated=validated,
+            times=comparison.left_out_times(len(self.hospitals)),
+        )
 
     def preferred(self, entrants: Sequence[Entrant]) -> Entrant | None:
         """The simplest of those that are not clearly worse than the best one on validation samples; None without any.
@@ -60,9 +85,13 @@ class Contest:
         that each hospital tunes, and last one for each hospital that nobody else trains. One model with private layers
         is still one: with them or without, the better one is taken.
         """
-        known = comparison.shared_by_all({entrant.name: self.validated[entrant.name] for entrant in entrants})
+        known = comparison.shared_by_all(
+            {entrant.name: self.validated[entrant.name] for entrant in entrants}
+        )
         means = {name: self.score(measured) for name, measured in known.items()}
-        ranked = sorted(entrants, key=lambda entrant: (-means[entrant.name], entrant.private))
+        ranked = sorted(
+            entrants, key=lambda entrant: (-means[entrant.name], entrant.private)
+        )
         alike = ranked[:1]
         for entrant in ranked[1:]:
             if self.compare(self.validated, ranked[0], entrant).low <= 0:
@@ -71,31 +100,52 @@ class Contest:
 
     def _burden(self, entrant: Entrant) -> tuple[Any, ...]:
         """What hospitals have to run and to check; the least is the simplest."""
-        return entrant.name == ALONE, entrant.tuned, entrant.clusters, entrant.clusters and entrant.private
+        return (
+            entrant.name == ALONE,
+            entrant.tuned,
+            entrant.clusters,
+            entrant.clusters and entrant.private,
+        )
 
     @property
     def random(self) -> Entrant | None:
         """The random groups; None if they were dropped."""
         return next((entrant for entrant in self.entrants if entrant.control), None)
 
-    def compare(self, split: Mapping[str, Measured], entrant: Entrant, reference: Entrant) -> Comparison:
-        return comparison.difference(split[entrant.name], split[reference.name], self.mode, self.seed, self.times)
+    def compare(
+        self, split: Mapping[str, Measured], entrant: Entrant, reference: Entrant
+    ) -> Comparison:
+        return comparison.difference(
+            split[entrant.name], split[reference.name], self.mode, self.seed, self.times
+        )
 
     def score(self, measured: Measured) -> float:
         return mean_of(measured, self.mode) * (1 if self.mode == "max" else -1)
 
     def choice(self) -> Choice:
         """Chooses by validation samples, and judges by test samples."""
-        clustered = self.preferred([e for e in self.entrants if e.clusters and not e.control])
+        clustered = self.preferred(
+            [e for e in self.entrants if e.clusters and not e.control]
+        )
         unclustered = [e for e in self.entrants if not e.clusters]
         other = self.preferred(unclustered)
         assert other is not None
-        apart = None if clustered is None else self.compare(self.tested, clustered, other)
-        alike = clustered and self.random and self.compare(self.tested, clustered, self.random).low <= 0
-        known = comparison.shared_by_all({e.name: self.validated[e.name] for e in unclustered})
+        apart = (
+            None if clustered is None else self.compare(self.tested, clustered, other)
+        )
+        alike = (
+            clustered
+            and self.random
+            and self.compare(self.tested, clustered, self.random).low <= 0
+        )
+        known = comparison.shared_by_all(
+            {e.name: self.validated[e.name] for e in unclustered}
+        )
         means = {name: self.score(measured) for name, measured in known.items()}
         lead = means.pop(ALONE, 0.0) - max(means.values(), default=0.0)
-        cluster, gain = (False, 0.0) if apart is None else (apart.low > 0 and not alike, apart.gain)
+        cluster, gain = (
+            (False, 0.0) if apart is None else (apart.low > 0 and not alike, apart.gain)
+        )
         return Choice(clustered, other, cluster, gain, lead)
 
 
@@ -132,7 +182,13 @@ class Choice:
     @property
     def words(self) -> str:
         """What to do, whatever the number of clusters and the private layers."""
-        return "cluster" if self.cluster else "training alone" if self.other.name == ALONE else "one model"
+        return (
+            "cluster"
+            if self.cluster
+            else "training alone"
+            if self.other.name == ALONE
+            else "one model"
+        )
 
 
 def decide(
@@ -162,21 +218,38 @@ def decide(
     instead = _without_each(contest, choice)
     reversing = {name: words for name, words in instead.items() if words}
     splits = {"validation": validated[ONE_MODEL], "test": tested[ONE_MODEL]}
-    basis = {split: Basis.of_measured(measured, everyone) for split, measured in splits.items()}
-    best = [tested[entrant.name] for entrant in (clustered, other) if entrant is not None]
-    unsure = _too_few(basis, fewest) or _no_better_than_naming(best, metric, seed) or _one_reverses(choice, reversing)
+    basis = {
+        split: Basis.of_measured(measured, everyone)
+        for split, measured in splits.items()
+    }
+    best = [
+        tested[entrant.name] for entrant in (clustered, other) if entrant is not None
+    ]
+    unsure = (
+        _too_few(basis, fewest)
+        or _no_better_than_naming(best, metric, seed)
+        or _one_reverses(choice, reversing)
+    )
     unclustered = [entrant for entrant in entrants if not entrant.clusters]
     if unsure:
         other = contest.preferred([e for e in unclustered if e.name != ALONE]) or other
-    pairs = [] if clustered is None else [(clustered.name, entrant.name) for entrant in unclustered]
+    pairs = (
+        []
+        if clustered is None
+        else [(clustered.name, entrant.name) for entrant in unclustered]
+    )
     if clustered is not None and contest.random is not None:
         pairs.append((clustered.name, contest.random.name))
     pairs += [(other.name, name) for name in (ONE_MODEL, ALONE) if name != other.name]
-    chosen = clustered if choice.cluster and clustered is not None and not unsure else other
+    chosen = (
+        clustered if choice.cluster and clustered is not None and not unsure else other
+    )
     means = {name: mean_of(measured, mode) for name, measured in tested.items()}
     margin = margin or comparison.usual_margin(metric, means[ONE_MODEL])
     to_one, to_alone = (
-        {} if chosen.name == name else comparison.gains(tested[chosen.name], tested[name], mode, margin)
+        {}
+        if chosen.name == name
+        else comparison.gains(tested[chosen.name], tested[name], mode, margin)
         for name in (ONE_MODEL, ALONE)
     )
     naming = majority(tested[ONE_MODEL])
@@ -189,7 +262,10 @@ def decide(
         best_other=other,
         rounds=rounds,
         tested=means,
-        compared={(name, its): comparison.difference(tested[name], tested[its], mode, seed) for name, its in pairs},
+        compared={
+            (name, its): comparison.difference(tested[name], tested[its], mode, seed)
+            for name, its in pairs
+        },
         hospitals=tuple(
             Hospital(name, at.tested, at.value, to_one.get(name), to_alone.get(name))
             for name, at in tested[chosen.name].items()
@@ -211,7 +287,11 @@ def _without_each(contest: Contest, choice: Choice) -> dict[str, str]:
     for name in names if len(names) > 1 else []:
         try:
             rest = contest.without(name).choice()
-            instead = rest.words if rest.words != choice.words else "less than half of that gain"
+            instead = (
+                rest.words
+                if rest.words != choice.words
+                else "less than half of that gain"
+            )
             words[name] = "" if choice.stands(rest) else instead
         except ConfigError:  # no other hospital measured two of the candidates
             words[name] = "no choice"
@@ -230,7 +310,11 @@ def _too_few(basis: Mapping[str, Basis], fewest: int) -> str:
     """Why the samples cannot decide; empty if they can, as of the other reasons."""
     for split, rests in basis.items():
         if rests.deciding < fewest:
-            kind = "" if rests.rarer is None else " that are not of the most frequent class"
+            kind = (
+                ""
+                if rests.rarer is None
+                else " that are not of the most frequent class"
+            )
             return f"{rests.deciding} {split} samples{kind} are too few, {fewest} are needed (--fewest-events)"
     return ""
 
@@ -240,7 +324,11 @@ def _no_better_than_naming(best: Sequence[Measured], metric: str, seed: int) -> 
     if not is_accuracy(metric):
         return ""
     namings = [(measured, majority(measured)) for measured in best]
-    leads = [comparison.difference(measured, naming, seed=seed) for measured, naming in namings if naming is not None]
+    leads = [
+        comparison.difference(measured, naming, seed=seed)
+        for measured, naming in namings
+        if naming is not None
+    ]
     if not leads or any(lead.low > 0 for lead in leads):
         return ""
     top = max(leads, key=lambda lead: lead.gain)

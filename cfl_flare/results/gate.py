@@ -33,7 +33,9 @@ def tpr_bound(epsilon: float, delta: float) -> float:
     >>> round(tpr_bound(1.0, 1e-5), 4), tpr_bound(8.0, 1e-5)
     (0.0272, 1.0)
     """
-    return 1.0 if epsilon > -math.log(FPR) else min(1.0, math.exp(epsilon) * FPR + delta)
+    return (
+        1.0 if epsilon > -math.log(FPR) else min(1.0, math.exp(epsilon) * FPR + delta)
+    )
 
 
 def why_not(facts: Mapping[str, Any], model: str) -> str | None:
@@ -61,7 +63,9 @@ def why_not(facts: Mapping[str, Any], model: str) -> str | None:
     if ancestry.privacy is not None:
         epsilon, delta = ancestry.privacy
         limit = tpr_bound(epsilon, delta)
-        said = f"epsilon = {epsilon:g} allows attacks a true positive rate of {limit:.3g}"
+        said = (
+            f"epsilon = {epsilon:g} allows attacks a true positive rate of {limit:.3g}"
+        )
         return f"{said}, and the bound is {bound:g}" if limit > bound else None
     if ancestry.objection is not None:
         return ancestry.objection
@@ -75,10 +79,16 @@ def why_not(facts: Mapping[str, Any], model: str) -> str | None:
         return f"{members} (at a real site, measuring takes 30 test samples)"
     if model in measured["single"]:
         return f"of a single member, attacks tell more than the server's bound of {bound:g}"
-    name, worst = max(of_model["attacks"].items(), key=lambda item: item[1]["interval"][1])
+    name, worst = max(
+        of_model["attacks"].items(), key=lambda item: item[1]["interval"][1]
+    )
     rate, (low, high) = worst["tpr"], worst["interval"]
     reached = f"the attack {name} tells {rate:.1%} of its training samples at 1 % false positives"
-    return f"{reached} (95 % interval {low:.1%} to {high:.1%}), above the bound of {bound:g}" if high > bound else None
+    return (
+        f"{reached} (95 % interval {low:.1%} to {high:.1%}), above the bound of {bound:g}"
+        if high > bound
+        else None
+    )
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -102,7 +112,10 @@ def read_facts(path: Path) -> dict[str, Any]:
     except FileError as error:
         raise PayloadError("damaged_file", str(error)) from error
     if measured is not None and not MEMBERSHIP(measured):
-        raise PayloadError("damaged_file", f"{path}: {ATTACKED} is not {MEMBERSHIP.__doc__}; copy it again")
+        raise PayloadError(
+            "damaged_file",
+            f"{path}: {ATTACKED} is not {MEMBERSHIP.__doc__}; copy it again",
+        )
     return {name: meta[name] for name in ("slot", ANCESTRY, ATTACKED) if name in meta}
 
 
@@ -111,10 +124,16 @@ def check_file(path: Path) -> None:
     facts = read_facts(path)
     model = str(facts.get("slot", path.stem))
     why = why_not(facts, model)
-    require(why is None, f"{path}: {shown(model)} stays with its members: {why}; {WAY_OUT}", GateError)
+    require(
+        why is None,
+        f"{path}: {shown(model)} stays with its members: {why}; {WAY_OUT}",
+        GateError,
+    )
 
 
-def weaker_bound(facts: Mapping[str, Any], bound: float | None, fewest: int) -> str | None:
+def weaker_bound(
+    facts: Mapping[str, Any], bound: float | None, fewest: int
+) -> str | None:
     """Say why an initial model that passed its own gate is not known to pass the server's.
 
     Args:
@@ -125,7 +144,11 @@ def weaker_bound(facts: Mapping[str, Any], bound: float | None, fewest: int) -> 
     Returns:
         The reason; None if the model is known to pass, or if nobody knows where the file comes from.
     """
-    if bound is None or ANCESTRY not in facts or Ancestry.of(facts[ANCESTRY]).privacy is not None:
+    if (
+        bound is None
+        or ANCESTRY not in facts
+        or Ancestry.of(facts[ANCESTRY]).privacy is not None
+    ):
         return None
     measured = facts.get(ATTACKED)
     own = None if measured is None else measured["bound"]
@@ -140,25 +163,43 @@ def weaker_bound(facts: Mapping[str, Any], bound: float | None, fewest: int) -> 
 
 def gate_lines(summary: Mapping[str, Any]) -> list[str]:
     """The bound that a run promises, what attacks reached, a line for each model; and whether it may leave."""
-    measured, ancestry = summary.get(ATTACKED) or {"models": {}}, Ancestry.of(summary.get(ANCESTRY))
+    measured, ancestry = (
+        summary.get(ATTACKED) or {"models": {}},
+        Ancestry.of(summary.get(ANCESTRY)),
+    )
     lines = []
     if ancestry.privacy is not None:
         epsilon, delta = ancestry.privacy
         unit = "each patient, or of each sample where a site names no patients"  # which only the site knows
-        lines.append(f"differential privacy of {unit}: epsilon at most {epsilon:g}, with delta = {delta:g}")
+        lines.append(
+            f"differential privacy of {unit}: epsilon at most {epsilon:g}, with delta = {delta:g}"
+        )
     elif any(ancestor.dp is not None for ancestor in ancestry.ancestors):
-        reason = ancestry.other_split or "not every run in which the models were trained had dp"
+        reason = (
+            ancestry.other_split
+            or "not every run in which the models were trained had dp"
+        )
         lines.append(f"no differential privacy is promised: {reason}")
     for model, of_model in measured["models"].items():
         rates = (
             f"{name} {of['tpr']:.1%} ({of['interval'][0]:.1%} to {of['interval'][1]:.1%})"
             for name, of in of_model["attacks"].items()
         )
-        lines.append(f"{model}: training samples told by attacks at 1 % false positives: {', '.join(rates)}")
-    if measured.get("bound") is not None and not measured["models"] and ancestry.privacy is None:
-        lines.append("no attack was measured on any model, so none leaves for others than its members")
+        lines.append(
+            f"{model}: training samples told by attacks at 1 % false positives: {', '.join(rates)}"
+        )
+    if (
+        measured.get("bound") is not None
+        and not measured["models"]
+        and ancestry.privacy is None
+    ):
+        lines.append(
+            "no attack was measured on any model, so none leaves for others than its members"
+        )
     return lines + [
         f"{model} stays with its members: {why}"
-        for model in dict.fromkeys((*measured["models"], *measured.get("objections", [])))
+        for model in dict.fromkeys(
+            (*measured["models"], *measured.get("objections", []))
+        )
         if (why := why_not(summary, model)) is not None
     ]

@@ -44,13 +44,19 @@ KINDS: Mapping[str, schema.Fields] = {
 }
 
 ATTEMPT = "job.json"
-ATTEMPT_FIELDS: schema.Fields = {"name": schema.text, "checked_in": schema.flag, "sites": schema.dict_of(schema.text)}
+ATTEMPT_FIELDS: schema.Fields = {
+    "name": schema.text,
+    "checked_in": schema.flag,
+    "sites": schema.dict_of(schema.text),
+}
 ATTEMPT_OPTIONAL: schema.Fields = {"reason": schema.text}
 READY, SILENT, STARTING = "ready", "its job process gave no sign", "it has not answered"
 ENDED = "its job process ended, and FLARE ends the job for it"
 # What FLARE writes beside a job's results, and into the server's log if a kit does not allow a class.
 META, ERRORS = "meta.json", "error_log.txt"
-REFUSED = re.compile(r"Component '([\w.]{1,200})' at config path \S{1,200} is not in allow_list")
+REFUSED = re.compile(
+    r"Component '([\w.]{1,200})' at config path \S{1,200} is not in allow_list"
+)
 # The longest line on a job, and the most sites that have one.
 WIDE, NAMED = 500, 20
 PREPARE = "A kit that is not prepared, or does not allow a class of the job, does that: cfl-flare site check --kit KIT"
@@ -64,13 +70,21 @@ class JobRecord:
 
     @classmethod
     def all_below(cls, root: Path) -> list[JobRecord]:
-        return [cls(root, file.stem) for file in sorted((root / FOLDER).glob("*.jsonl"))]
+        return [
+            cls(root, file.stem) for file in sorted((root / FOLDER).glob("*.jsonl"))
+        ]
 
     def lines(self) -> list[dict[str, Any]]:
         """All lines, oldest first; a `FileError` says which is damaged, or that the file cannot be read."""
-        texts = files.read_text(self.file, files.MOST_LINES).split("\n") if self.file.exists() else []
+        texts = (
+            files.read_text(self.file, files.MOST_LINES).split("\n")
+            if self.file.exists()
+            else []
+        )
         lines = []
-        for number, text in enumerate(texts[:-1] if texts[-1:] == [""] else texts, start=1):
+        for number, text in enumerate(
+            texts[:-1] if texts[-1:] == [""] else texts, start=1
+        ):
             where = f"{self.file}: line {number}"
             line = files.parse_json(text, where)
             kind = str(line.get("kind")) if isinstance(line, dict) else ""
@@ -79,7 +93,14 @@ class JobRecord:
             lines.append(schema.checked(line, where, needed))
         return lines
 
-    def join(self, job: str, sites: Collection[str], floor: int, sampled: bool, facts: Mapping[str, Any]) -> None:
+    def join(
+        self,
+        job: str,
+        sites: Collection[str],
+        floor: int,
+        sampled: bool,
+        facts: Mapping[str, Any],
+    ) -> None:
         """Writes that the site is about to take part in means over these sites, unless too much would follow of few.
 
         Sets of the same job are not held against each other: sites come and go in its course, and models move.
@@ -97,23 +118,44 @@ class JobRecord:
         names = sorted(sites)
         with files.locked(self.file):
             lines = self.lines()
-            data = {facts["data"], ""}  # what the operator does not name may be the same
-            same = [line for line in lines if line["kind"] != ROUND and (line["data"] in data or data == {""})]
+            data = {
+                facts["data"],
+                "",
+            }  # what the operator does not name may be the same
+            same = [
+                line
+                for line in lines
+                if line["kind"] != ROUND and (line["data"] in data or data == {""})
+            ]
             allowed = any(
-                line["kind"] == ALLOW and (line["sites"], line["sampled"]) == (names, sampled) for line in same
+                line["kind"] == ALLOW
+                and (line["sites"], line["sampled"]) == (names, sampled)
+                for line in same
             )
-            others = [line for line in same if not line.get("refused") and line["job"] != job]
+            others = [
+                line for line in same if not line.get("refused") and line["job"] != job
+            ]
             try:
                 why = None if allowed else _too_much(names, others, floor, sampled)
             except DifferenceError as error:  # nobody knows
                 why = str(error)
-            new = {**facts, "sites": names, "sampled": sampled, "refused": why is not None}
-            if not any(old["job"] == job and old["kind"] == JOB and {**old, **new} == old for old in lines):
+            new = {
+                **facts,
+                "sites": names,
+                "sampled": sampled,
+                "refused": why is not None,
+            }
+            if not any(
+                old["job"] == job and old["kind"] == JOB and {**old, **new} == old
+                for old in lines
+            ):
                 self._write(JOB, job, **new)
         if why is not None:
             way_out = f"run 'cfl-flare site allow {job}', and let its author submit it again with another seed"
             refused = f"job {facts['name']} ({job}) of {', '.join(names)}: {why}"
-            raise DifferenceError(f"{refused}. If the hospitals agree to that, {way_out}")
+            raise DifferenceError(
+                f"{refused}. If the hospitals agree to that, {way_out}"
+            )
 
     def note(self, kind: str, job: str, **fields: Any) -> None:
         """Appends a line: `ROUND` before the site works in one, `MEAN` if fewer sites were averaged than planned."""
@@ -126,9 +168,15 @@ class JobRecord:
         ``job`` is its id, or the beginning of it. A name is its author's, who may have given it to several.
         """
         with files.locked(self.file):
-            refused = [line for line in self.lines() if line.get("refused") and line["job"].startswith(job)]
+            refused = [
+                line
+                for line in self.lines()
+                if line.get("refused") and line["job"].startswith(job)
+            ]
             for line in refused:
-                self._write(ALLOW, line["job"], **{key: line[key] for key in KINDS[ALLOW]})
+                self._write(
+                    ALLOW, line["job"], **{key: line[key] for key in KINDS[ALLOW]}
+                )
         return bool(refused)
 
     def jobs(self) -> list[dict[str, Any]]:
@@ -146,12 +194,17 @@ class JobRecord:
             decision = "ended" if has_ended(line, reached) else "begun"
             if line["refused"]:
                 decision = "allowed" if line["job"] in allowed else "refused"
-            jobs.append({**line, "site": self.site, "answered": answered, "decision": decision})
+            jobs.append(
+                {**line, "site": self.site, "answered": answered, "decision": decision}
+            )
         return jobs
 
     def _write(self, kind: str, job: str, **fields: Any) -> None:
         time = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        files.append(self.file, json.dumps({"kind": kind, "job": job, "time": time, **fields}) + "\n")
+        files.append(
+            self.file,
+            json.dumps({"kind": kind, "job": job, "time": time, **fields}) + "\n",
+        )
 
 
 def has_ended(job: Mapping[str, Any], rounds: Collection[Mapping[str, Any]]) -> bool:
@@ -162,9 +215,13 @@ def has_ended(job: Mapping[str, Any], rounds: Collection[Mapping[str, Any]]) -> 
         rounds: the lines of its rounds.
     """
     runs = job.get("runs", 1)
-    if runs is None:  # a study ends with the test samples of those candidates that are left
+    if (
+        runs is None
+    ):  # a study ends with the test samples of those candidates that are left
         return any(line.get("split") == TEST for line in rounds)
-    finished = {line.get("run") for line in rounds if line["round"] == job.get("rounds")}
+    finished = {
+        line.get("run") for line in rounds if line["round"] == job.get("rounds")
+    }
     return len(finished) >= runs
 
 
@@ -184,16 +241,24 @@ def describe_rounds(job: Mapping[str, Any]) -> str:
     return f"{job['answered']} of {rounds * runs}"
 
 
-def _too_much(sites: list[str], others: Collection[Mapping[str, Any]], floor: int, sampled: bool) -> str | None:
+def _too_much(
+    sites: list[str], others: Collection[Mapping[str, Any]], floor: int, sampled: bool
+) -> str | None:
     """Why a set of sites cannot be averaged beside those of other jobs; None if it can."""
     if floor > 1 and sampled:
         return "each round takes some of them (sample), so that the rounds' models give those of single sites"
     sets = {frozenset(line["sites"]) for line in others}
-    jobs: dict[str, set[str]] = {}  # by their authors' choice, whoever missed a round or came late
+    jobs: dict[
+        str, set[str]
+    ] = {}  # by their authors' choice, whoever missed a round or came late
     for old in others:
-        jobs.setdefault(old["job"], set()).update(old["sites"] if old["kind"] != MEAN else ())
+        jobs.setdefault(old["job"], set()).update(
+            old["sites"] if old["kind"] != MEAN else ()
+        )
     groups: set[frozenset[str]] = set()
-    for known in {frozenset(sets), frozenset(map(frozenset, jobs.values()))} if floor > 1 else ():
+    for known in (
+        {frozenset(sets), frozenset(map(frozenset, jobs.values()))} if floor > 1 else ()
+    ):
         groups |= exposed(known | {frozenset(sites)}, floor) - exposed(known, floor)
     if not groups:
         return None
@@ -209,7 +274,11 @@ class Attempt:
     """Writes what is known of a job into a run's folder, if it has one; a file that cannot be written ends no job."""
 
     def __init__(self, folder: Path | None = None, name: str = ""):
-        self._path, self._name, self._checked_in = folder and folder / ATTEMPT, name, False
+        self._path, self._name, self._checked_in = (
+            folder and folder / ATTEMPT,
+            name,
+            False,
+        )
         self.sites: dict[str, str] = {}
 
     def hear(self, site: str) -> None:
@@ -233,7 +302,12 @@ class Attempt:
             self._path.unlink(missing_ok=True)
 
     def _write(self, **ended: str) -> None:
-        content = {"name": self._name, "checked_in": self._checked_in, "sites": self.sites, **ended}
+        content = {
+            "name": self._name,
+            "checked_in": self._checked_in,
+            "sites": self.sites,
+            **ended,
+        }
         if self._path is not None:
             with suppress(FileError):
                 files.make_folder(self._path.parent)
@@ -246,7 +320,12 @@ def unfinished(folder: str | Path) -> list[str]:
     The folder is a run's, or a job's as FLARE's ``download`` leaves it.
     """
     paths = sorted(files.below(Path(folder)))
-    lines = [line for path in paths if path.name in (ATTEMPT, STARTED) for line in _of_run(path)]
+    lines = [
+        line
+        for path in paths
+        if path.name in (ATTEMPT, STARTED)
+        for line in _of_run(path)
+    ]
     for path in paths:
         if path.name == META:
             lines += _of_meta(path)
@@ -258,26 +337,43 @@ def unfinished(folder: str | Path) -> list[str]:
 def _of_run(path: Path) -> list[str]:
     """How far a run got, why it ended, and its sites."""
     folder = path.parent
-    if (folder / SUMMARY).is_file() or (path.name == STARTED and (folder / ATTEMPT).is_file()):
+    if (folder / SUMMARY).is_file() or (
+        path.name == STARTED and (folder / ATTEMPT).is_file()
+    ):
         return []
     job: dict[str, Any] = {}
     try:
-        started = files.read_json(folder / STARTED) if (folder / STARTED).is_file() else {}
+        started = (
+            files.read_json(folder / STARTED) if (folder / STARTED).is_file() else {}
+        )
         rounds = read_lines(folder / ROUNDS)
         if path.name == ATTEMPT:
-            job = schema.checked(files.read_json(path), str(path), ATTEMPT_FIELDS, ATTEMPT_OPTIONAL)
+            job = schema.checked(
+                files.read_json(path), str(path), ATTEMPT_FIELDS, ATTEMPT_OPTIONAL
+            )
     except FileError as error:
         return [str(error)]
     planned = started.get("rounds") if isinstance(started, dict) else None
     of = f" of {planned}" if schema.count(planned) else ""
-    where = f"after {len(rounds)}{of} rounds" if rounds or job.get("checked_in", True) else "in its check of the sites"
+    where = (
+        f"after {len(rounds)}{of} rounds"
+        if rounds or job.get("checked_in", True)
+        else "in its check of the sites"
+    )
     end = f"; it ended {where}: {job['reason']}" if "reason" in job else f" {where}"
     sites = job.get("sites", {})
     of_sites = [f"- {site}: {state}" for site, state in sites.items() if state != READY]
-    missed = [f"- {who}: missed {times}" for who, times in missed_rounds(rounds).items()]
+    missed = [
+        f"- {who}: missed {times}" for who, times in missed_rounds(rounds).items()
+    ]
     silent = "reason" not in job and SILENT in sites.values()
     way_out = [f"- {PREPARE}"] if silent or ENDED in sites.values() else []
-    return [f"{job.get('name', folder.name)}: no results{end}", *of_sites[:NAMED], *missed[:NAMED], *way_out]
+    return [
+        f"{job.get('name', folder.name)}: no results{end}",
+        *of_sites[:NAMED],
+        *missed[:NAMED],
+        *way_out,
+    ]
 
 
 def _of_meta(path: Path) -> list[str]:
@@ -286,8 +382,16 @@ def _of_meta(path: Path) -> list[str]:
         content = files.read_json(path)
         if isinstance(content, dict):
             status, detail = content.get("status"), content.get("job_deploy_detail")
-            odd = isinstance(status, str) and status.startswith("FINISHED") and status != "FINISHED:COMPLETED"
-            texts = [text for text in detail if isinstance(text, str)] if isinstance(detail, list) else []
+            odd = (
+                isinstance(status, str)
+                and status.startswith("FINISHED")
+                and status != "FINISHED:COMPLETED"
+            )
+            texts = (
+                [text for text in detail if isinstance(text, str)]
+                if isinstance(detail, list)
+                else []
+            )
             refused = [f"- {text}" for text in texts if not text.endswith(": OK")]
             return [f"FLARE: {status}"] * odd + refused[:NAMED]
     return []
@@ -300,4 +404,6 @@ def _of_errors(path: Path) -> list[str]:
     except FileError:
         return []
     way_out = "let its operator run: cfl-flare site prepare SERVER-KIT"
-    return [f"the server's kit does not allow {refused[1]}; {way_out}"] if refused else []
+    return (
+        [f"the server's kit does not allow {refused[1]}; {way_out}"] if refused else []
+    )

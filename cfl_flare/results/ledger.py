@@ -25,7 +25,13 @@ from typing import Any
 
 from cfl_flare.core import files
 from cfl_flare.core.config import require
-from cfl_flare.core.errors import FREE_OF_DATA, WITHHELD, BudgetError, FileError, LedgerError
+from cfl_flare.core.errors import (
+    FREE_OF_DATA,
+    WITHHELD,
+    BudgetError,
+    FileError,
+    LedgerError,
+)
 from cfl_flare.core.text import plain
 from cfl_flare.results import schema
 from cfl_flare.results.balance import Balance, LedgerJob
@@ -52,7 +58,9 @@ SPENDS = schema.list_of(
     schema.object_with(
         what=schema.text,
         split=schema.text,
-        noise_multiplier=lambda value: schema.number(value) and 0 < value < float("inf"),
+        noise_multiplier=lambda value: (
+            schema.number(value) and 0 < value < float("inf")
+        ),
         sample_rate=lambda value: schema.number(value) and 0 < value <= 1,
         steps=lambda value: schema.count(value) and value > 0,
     )
@@ -65,13 +73,19 @@ KINDS: Mapping[str, schema.Fields] = {
     COUNT: {**OF_JOB, "counts": schema.dict_of(schema.count), "spends": SPENDS},
     SPEND: {**OF_JOB, "round": schema.count, "spends": SPENDS},
     REFUSE: {"data": schema.text, "refused": schema.text},
-    ACCEPT: {"reason": schema.text, "places": schema.dict_of(TIME), "counter": schema.count},
+    ACCEPT: {
+        "reason": schema.text,
+        "places": schema.dict_of(TIME),
+        "counter": schema.count,
+    },
 }
 EVERY: schema.Fields = dict.fromkeys(("time", "site", "before", "digest"), schema.text)
 COUNTER: schema.Fields = {"number": schema.count}
 
 AGAIN = "run 'cfl-flare site ledger --accept REASON'"
-BEHIND = f"put the newest copy back; else lower epsilon_budget by what is lost, and {AGAIN}"
+BEHIND = (
+    f"put the newest copy back; else lower epsilon_budget by what is lost, and {AGAIN}"
+)
 DAMAGED = f"move it away, lower epsilon_budget by what it had spent, and {AGAIN}"
 
 
@@ -107,7 +121,13 @@ class Ledger:
     """
 
     def __init__(
-        self, root: Path, counters: Path, site: str, rules: Rules | None = None, data: str = "", place: str = ""
+        self,
+        root: Path,
+        counters: Path,
+        site: str,
+        rules: Rules | None = None,
+        data: str = "",
+        place: str = "",
     ):
         self.site = site
         self.rules = rules or Rules()
@@ -167,7 +187,11 @@ class Ledger:
         total, left = self._balance.with_job(job), self._balance.left(self.budget)
         spent = f"run {job.run!r}: epsilon = {job.epsilon:g} at delta = {job.delta:g} would bring this site's data to"
         limit = f"its operator's epsilon_budget is {self.budget:g}; the largest that is left is {left:.3g}"
-        require(total <= self.budget * 1.001, f"{spent} {total:.3g}, and {limit}", BudgetError)
+        require(
+            total <= self.budget * 1.001,
+            f"{spent} {total:.3g}, and {limit}",
+            BudgetError,
+        )
 
     def counts(self, job: LedgerJob, participant: str) -> Mapping[str, int] | None:
         """What a run's participant said that it has, by split; None for a new one."""
@@ -175,7 +199,9 @@ class Ledger:
             self._read()
         return self._balance.counts.get((self._balance.first_of(job), participant))
 
-    def enter(self, job: LedgerJob, participant: str, spends: Sequence[Spend], **fields: Any) -> None:
+    def enter(
+        self, job: LedgerJob, participant: str, spends: Sequence[Spend], **fields: Any
+    ) -> None:
         """Writes what a participant is about to spend, in a ``round``, or by the ``counts`` that it is about to say.
 
         A BudgetError says that it is more than the run or the site may spend; nothing is written then.
@@ -192,11 +218,26 @@ class Ledger:
             total = self._balance.total(job, of_job)
             spent = f"run {job.run!r}: {participant} would bring this site's data to epsilon = {total:.4g}"
             limit = f"its operator's epsilon_budget is {self.budget}; 'cfl-flare site ledger' shows what spent it"
-            require(self.budget is None or total <= self.budget * ROUNDED, f"{spent}, and {limit}", BudgetError)
-            line = {"job": job.id, "run": job.run, "resumes": job.resumes, "participant": participant}
-            line |= {"data": self.data, "patients": job.patients, "division": job.division}
+            require(
+                self.budget is None or total <= self.budget * ROUNDED,
+                f"{spent}, and {limit}",
+                BudgetError,
+            )
+            line = {
+                "job": job.id,
+                "run": job.run,
+                "resumes": job.resumes,
+                "participant": participant,
+            }
+            line |= {
+                "data": self.data,
+                "patients": job.patients,
+                "division": job.division,
+            }
             kind = COUNT if "counts" in fields else SPEND
-            self._write(kind, **line, **fields, spends=[asdict(spend) for spend in spends])
+            self._write(
+                kind, **line, **fields, spends=[asdict(spend) for spend in spends]
+            )
 
     def refuse(self, job_id: str) -> None:
         """Writes that a job is about to be answered without a reason, because of what is in the data."""
@@ -213,24 +254,40 @@ class Ledger:
             return
         reason = f"{self.file}: {refused} answers since the operator looked were refusals because of the data"
         limit = f"each tells its author something exactly, and max_refusals = {most}"
-        raise LedgerError(f"{reason}; {limit}; the log.txt of these jobs says why; then {AGAIN}")
+        raise LedgerError(
+            f"{reason}; {limit}; the log.txt of these jobs says why; then {AGAIN}"
+        )
 
     def _check_patients(self, job: LedgerJob) -> None:
         """Raises a LedgerError if a job counts by other patients than the operator's: its epsilon is not theirs."""
-        for job_id, patients in (*self._balance.patients.items(), (job.id, job.patients)):
-            named = f"patients are named by {patients!r}" if patients else "each sample is of a patient of its own"
+        for job_id, patients in (
+            *self._balance.patients.items(),
+            (job.id, job.patients),
+        ):
+            named = (
+                f"patients are named by {patients!r}"
+                if patients
+                else "each sample is of a patient of its own"
+            )
             reason = f"patients are named by CFL_PATIENT = {self.rules.patients!r}, and in job {job_id} {named}"
             way_out = (
                 "let the job use the source site; if CFL_PATIENT is new here, move the ledger away, lower "
                 f"epsilon_budget by what all samples of a patient have spent together, and {AGAIN}"
             )
-            require(self.rules.patients in ("", patients), f"{self.file}: {reason}; {way_out}", LedgerError)
+            require(
+                self.rules.patients in ("", patients),
+                f"{self.file}: {reason}; {way_out}",
+                LedgerError,
+            )
 
     def accept(self, reason: str) -> None:
         """Writes that the operator trusts the ledger as it is; what it says to have been spent stays spent."""
         with self._held():
             self._read(trusted=True)
-            places = {place: _newest_or(place, known) for place, known in self._balance.places.items()}
+            places = {
+                place: _newest_or(place, known)
+                for place, known in self._balance.places.items()
+            }
             self._write(ACCEPT, reason=reason, places=places, counter=self._counted())
 
     def summary(self) -> dict[str, Any]:
@@ -241,12 +298,16 @@ class Ledger:
         jobs = {
             job: {
                 "run": balance.run_of[job],
-                "epsilon": max(epsilon_of(curve, balance.delta) for curve in curves.values()),
+                "epsilon": max(
+                    epsilon_of(curve, balance.delta) for curve in curves.values()
+                ),
                 "participants": sorted({participant for participant, _ in curves}),
             }
             for job, curves in balance.jobs.items()
         }
-        accepted = [{key: line[key] for key in ("time", "reason")} for line in balance.accepted]
+        accepted = [
+            {key: line[key] for key in ("time", "reason")} for line in balance.accepted
+        ]
         left = None if self.budget is None else balance.left(self.budget)
         return {
             "data": self.data,
@@ -279,7 +340,11 @@ class Ledger:
             with files.open_regular(self.file, files.MOST_LINES) as file:
                 file.seek(self._size - len(self._end))
                 content = file.read()
-        require(content.startswith(self._end), f"{self.file}: it has changed under this job; {DAMAGED}", LedgerError)
+        require(
+            content.startswith(self._end),
+            f"{self.file}: it has changed under this job; {DAMAGED}",
+            LedgerError,
+        )
         *texts, torn = content[len(self._end) :].split(b"\n")
         for text in texts:
             self._add(text + b"\n")
@@ -287,7 +352,11 @@ class Ledger:
         before, last = self._balance.of_site
         if not trusted and counter != last:
             behind = f"its last line of {self.site} is number {last}, and {self._counter} knows {counter}"
-            require(counter in (last, before), f"{self.file}: {behind}: it is no current copy; {BEHIND}", LedgerError)
+            require(
+                counter in (last, before),
+                f"{self.file}: {behind}: it is no current copy; {BEHIND}",
+                LedgerError,
+            )
             self._count()  # the process died between the line and the counter: the line counts
         if torn:  # and here within a line, before any noise was drawn
             os.truncate(self.file, self._size)
@@ -302,18 +371,32 @@ class Ledger:
         where = f"{self.file}: line {number}"
         try:
             line = files.parse_json(text, where)
-            fields = KINDS.get(str(line.get("kind")) if isinstance(line, dict) else "", {"kind": lambda kind: False})
-            line = schema.checked(line, where, {"number": schema.count, **EVERY, **fields})
+            fields = KINDS.get(
+                str(line.get("kind")) if isinstance(line, dict) else "",
+                {"kind": lambda kind: False},
+            )
+            line = schema.checked(
+                line, where, {"number": schema.count, **EVERY, **fields}
+            )
         except FileError as error:
             raise LedgerError(f"{plain(str(error))}; {DAMAGED}") from error
         sealed = _sealed({key: value for key, value in line.items() if key != "digest"})
         follows = (line["number"], line["before"]) == (number, balance.digest)
-        require(follows and sealed == text, f"{where} is not what was written; {DAMAGED}", LedgerError)
+        require(
+            follows and sealed == text,
+            f"{where} is not what was written; {DAMAGED}",
+            LedgerError,
+        )
         return line
 
     def _write(self, kind: str, **fields: Any) -> None:
         time = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        of_line = {"number": self._balance.number + 1, "kind": kind, "time": time, "site": self.site}
+        of_line = {
+            "number": self._balance.number + 1,
+            "kind": kind,
+            "time": time,
+            "site": self.site,
+        }
         text = _sealed({**of_line, **fields, "before": self._balance.digest})
         self._checked(text)  # a line that would be refused later is none
         files.append(self.file, text, durable=True)
@@ -321,7 +404,9 @@ class Ledger:
         self._count()
 
     def _counted(self) -> int:
-        return int(read_counter(self._counter)["number"]) if self._counter.exists() else 0
+        return (
+            int(read_counter(self._counter)["number"]) if self._counter.exists() else 0
+        )
 
     def _count(self) -> None:
         files.make_folder(self._counter.parent)
@@ -336,13 +421,17 @@ class JobBooks(Books):
     ledger: Ledger
     job: LedgerJob
 
-    def spend(self, participant: str, round_number: int, spends: Sequence[Spend]) -> None:
+    def spend(
+        self, participant: str, round_number: int, spends: Sequence[Spend]
+    ) -> None:
         self.ledger.enter(self.job, participant, spends, round=round_number)
 
     def counts(self, participant: str) -> Mapping[str, int] | None:
         return self.ledger.counts(self.job, participant)
 
-    def said(self, participant: str, counts: Mapping[str, int], spends: Sequence[Spend]) -> None:
+    def said(
+        self, participant: str, counts: Mapping[str, int], spends: Sequence[Spend]
+    ) -> None:
         self.ledger.enter(self.job, participant, spends, counts=dict(counts))
 
     def report(self, code: str) -> str:
@@ -367,7 +456,10 @@ def newest_change(place: str) -> int | None:
         return None
     path = Path(place)
     try:
-        changes = [file.stat().st_mtime_ns // 1000 for file in (files.below(path) if path.is_dir() else [path])]
+        changes = [
+            file.stat().st_mtime_ns // 1000
+            for file in (files.below(path) if path.is_dir() else [path])
+        ]
     except OSError as error:
         raise FileError(f"cannot read {files.explained(error)}") from error
     return max(changes, default=0)
@@ -388,4 +480,6 @@ def _sealed(content: Mapping[str, Any]) -> bytes:
 
 
 def _date(time: int | None) -> str:
-    return datetime.fromtimestamp((time or 0) / 1e6, timezone.utc).isoformat(timespec="seconds")
+    return datetime.fromtimestamp((time or 0) / 1e6, timezone.utc).isoformat(
+        timespec="seconds"
+    )

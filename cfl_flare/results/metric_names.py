@@ -46,9 +46,22 @@ LARGER = _split_words(
 )
 # Words that are also known at the end of a longer one.
 LAST_SMALLER = ("distance", "divergence", "crossentropy", "deviance")
-LAST_LARGER = ("accuracy", "auc", "auroc", "dice", "iou", "likelihood", "precision", "recall")
+LAST_LARGER = (
+    "accuracy",
+    "auc",
+    "auroc",
+    "dice",
+    "iou",
+    "likelihood",
+    "precision",
+    "recall",
+)
 # Groups of words that mean more together.
-SMALLER_TOGETHER = (frozenset({"cross", "entropy"}), frozenset({"bits", "per"}), frozenset({"fall", "out"}))
+SMALLER_TOGETHER = (
+    frozenset({"cross", "entropy"}),
+    frozenset({"bits", "per"}),
+    frozenset({"fall", "out"}),
+)
 EXPLAINED = frozenset({"explained", "variance"})
 LARGER_TOGETHER = (
     frozenset({"c", "index"}),
@@ -77,7 +90,9 @@ DERIVED = _split_words(
     "weight weights scale threshold thresholds size"
 )
 # These say nothing by themselves, beside which "score" is that of scikit-learn, the larger the better.
-NEUTRAL = _split_words("val validation test train eval mean avg average macro micro weighted global local score")
+NEUTRAL = _split_words(
+    "val validation test train eval mean avg average macro micro weighted global local score"
+)
 NEGATIVE = frozenset({"neg", "negative", "negated"})
 # Beside these, "negative" is no negation: a true negative rate, a negative predictive value.
 BESIDE_NEGATIVE = frozenset({"true", "false", "value"})
@@ -93,7 +108,10 @@ def words_of(name: str) -> set[str]:
     >>> sorted(words_of("val/meanAbsoluteError"))
     ['absolute', 'error', 'mean', 'meanabsoluteerror', 'val']
     """
-    return {*re.split(r"[^a-z0-9]+", name.lower()), *(word.lower() for word in WORD.findall(name))} - {""}
+    return {
+        *re.split(r"[^a-z0-9]+", name.lower()),
+        *(word.lower() for word in WORD.findall(name)),
+    } - {""}
 
 
 def best_end(name: str) -> End | None:
@@ -110,7 +128,9 @@ def best_end(name: str) -> End | None:
     >>> best_end("neg_log_likelihood"), best_end("tpr_at_1pct_fpr"), best_end("accuracy_gap")
     ('min', 'max', None)
     """
-    measured, *_ = re.split(r"(?:^|[^a-z])at(?:[^a-z]|$)|@", name, maxsplit=1, flags=re.IGNORECASE)
+    measured, *_ = re.split(
+        r"(?:^|[^a-z])at(?:[^a-z]|$)|@", name, maxsplit=1, flags=re.IGNORECASE
+    )
     if COMPLEMENT.match(measured):
         return None
     words = words_of(measured)
@@ -120,7 +140,9 @@ def best_end(name: str) -> End | None:
     end = _end_of_words(words - NEGATIVE)
     if end == "min":  # scikit-learn negates a measure that it minimises
         return "max"
-    if end == "max" and ("neg" in negations or any(word.endswith(NEGATED) for word in words)):
+    if end == "max" and (
+        "neg" in negations or any(word.endswith(NEGATED) for word in words)
+    ):
         return "min"
     return None  # the recall of negative samples, or a negated recall
 
@@ -133,7 +155,9 @@ def _end_of_words(words: set[str]) -> End | None:
         return None
     if "d2" in words:  # a share of an error that is explained, whatever the error
         return "max"
-    if any(word.endswith(("loss", "losses", "error", "errors", "err")) for word in words):
+    if any(
+        word.endswith(("loss", "losses", "error", "errors", "err")) for word in words
+    ):
         return "min"
     ends = {_end_of_word(word) for word in words}
     smaller = "min" in ends or any(group <= words for group in SMALLER_TOGETHER)

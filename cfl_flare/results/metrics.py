@@ -81,12 +81,17 @@ class Metric:
         name = self.name_in(scalars)
         return None if name is None else scalars[name]
 
-    def worst_first(self, values: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    def worst_first(
+        self, values: Iterable[tuple[str, float]]
+    ) -> list[tuple[str, float]]:
         """Participants with their values, from the worst to the best."""
         return sorted(values, key=lambda pair: pair[1], reverse=self.mode == "min")
 
     def best(
-        self, before: Mapping[str, Any] | None, number: int, scalars: Mapping[str, float]
+        self,
+        before: Mapping[str, Any] | None,
+        number: int,
+        scalars: Mapping[str, float],
     ) -> dict[str, Any] | None:
         """The best round so far, ``{"round", "value"}``: the earlier one or this one. The first of equals wins.
 
@@ -107,7 +112,9 @@ def reported(participants: Iterable[Mapping[str, Any]], tested: int) -> list[str
     >>> reported([{"served_dice": 0.5}, {"served_dice": 0.5, "served_accuracy": 1.0}], 2)
     ['dice']
     """
-    keys = (key for metrics in participants for key in metrics if key.startswith("served_"))
+    keys = (
+        key for metrics in participants for key in metrics if key.startswith("served_")
+    )
     counts = Counter(key.removeprefix("served_") for key in keys)
     return [name for name, count in counts.items() if 2 * count > tested]
 
@@ -145,14 +152,20 @@ class RoundMetrics:
 
     def scalars(self) -> dict[str, float]:
         """The numbers alone, with one series per cluster: ``cluster-0/served_accuracy``."""
-        flat = {k: float(v) for k, v in self.record.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+        flat = {
+            k: float(v)
+            for k, v in self.record.items()
+            if isinstance(v, (int, float)) and not isinstance(v, bool)
+        }
         for k, size in enumerate(self.record["cluster_sizes"]):
             flat[f"cluster-{k}/size"] = float(size)
         for k, b in enumerate(self.record.get("clusterability", ())):
             if b is not None:
                 flat[f"cluster-{k}/clusterability"] = b
         del flat["round"]
-        return flat | {name: float(value) for name, value in _flat(self.record["clusters"]).items()}
+        return flat | {
+            name: float(value) for name, value in _flat(self.record["clusters"]).items()
+        }
 
     def deciding(self) -> dict[str, float]:
         """The numbers by which a run chooses its best round and ends early."""
@@ -160,7 +173,11 @@ class RoundMetrics:
 
 
 def _flat(clusters: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    return {f"{cluster}/{name}": value for cluster, means in clusters.items() for name, value in means.items()}
+    return {
+        f"{cluster}/{name}": value
+        for cluster, means in clusters.items()
+        for name, value in means.items()
+    }
 
 
 def average(
@@ -178,8 +195,14 @@ def average(
     """
     means = {}
     for name in sorted({key for values in metrics.values() for key in values}):
-        having = bounded_weights({p: weights[p] for p, values in metrics.items() if name in values}, sites or {}, share)
-        means[name] = float(np.average([metrics[p][name] for p in having], weights=[*having.values()]))
+        having = bounded_weights(
+            {p: weights[p] for p, values in metrics.items() if name in values},
+            sites or {},
+            share,
+        )
+        means[name] = float(
+            np.average([metrics[p][name] for p in having], weights=[*having.values()])
+        )
     return means
 
 
@@ -209,7 +232,9 @@ def steady_average(
     return average(bounded, weights, sites, share)
 
 
-def not_by_all(metrics: Mapping[str, Mapping[str, float]], counts: Mapping[str, int]) -> dict[str, int]:
+def not_by_all(
+    metrics: Mapping[str, Mapping[str, float]], counts: Mapping[str, int]
+) -> dict[str, int]:
     """Numbers of participants by measure, where they are fewer than all that were to be measured.
 
     A participant without test samples, whose metrics are empty, is one of them.
@@ -217,7 +242,10 @@ def not_by_all(metrics: Mapping[str, Mapping[str, float]], counts: Mapping[str, 
     >>> not_by_all({"a": {"served_loss": 1.0}, "b": {"served_loss": 2.0, "served_auroc": 1.0}}, {"served_auroc": 1})
     {'served_auroc': 1}
     """
-    everyone = sum(not values or any(name.startswith("served_") for name in values) for values in metrics.values())
+    everyone = sum(
+        not values or any(name.startswith("served_") for name in values)
+        for values in metrics.values()
+    )
     return {name: count for name, count in counts.items() if count < everyone}
 
 
@@ -251,16 +279,31 @@ def measure_round(
     for name, cluster in state.assignment.items():
         members[cluster].append(name)
 
-    def means(mean: Callable[..., dict[str, float]]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    def means(
+        mean: Callable[..., dict[str, float]],
+    ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
         """Means over all participants, and over each cluster's."""
         alike = mean(metrics, dict.fromkeys(weights, 1.0), sites, share)
-        of_all = mean(metrics, weights, sites, share) | {f"{name}_unweighted": v for name, v in alike.items()}
-        parts = {k: {n: metrics[n] for n in names if n in metrics} for k, names in members.items()}
-        return of_all, {f"cluster-{k}": mean(part, weights, sites, share) for k, part in parts.items()}
+        of_all = mean(metrics, weights, sites, share) | {
+            f"{name}_unweighted": v for name, v in alike.items()
+        }
+        parts = {
+            k: {n: metrics[n] for n in names if n in metrics}
+            for k, names in members.items()
+        }
+        return of_all, {
+            f"cluster-{k}": mean(part, weights, sites, share)
+            for k, part in parts.items()
+        }
 
     of_all, of_clusters = means(average)
     record = {**record, **of_all}
-    having = Counter(name for values in metrics.values() for name in values if name.startswith("served_"))
+    having = Counter(
+        name
+        for values in metrics.values()
+        for name in values
+        if name.startswith("served_")
+    )
     if fewer := not_by_all(metrics, having):
         record["defined"] = dict(sorted(fewer.items()))
     for metric in ranked:
@@ -271,20 +314,32 @@ def measure_round(
         worst = metric.worst_first(having_it.items())[:BOTTOM]
         if worst:
             record[f"served_worst_{metric.name}"] = worst[0][1]
-            record[f"served_bottom_{metric.name}"] = float(np.mean([value for _, value in worst]))
+            record[f"served_bottom_{metric.name}"] = float(
+                np.mean([value for _, value in worst])
+            )
             record.setdefault("worst_participants", {})[metric.name] = dict(worst)
     sizes = [len(names) for names in members.values()]
     record |= {"cluster_sizes": sizes, "clusters": of_clusters}
     if clusters:
-        with_model = {k for k in members if cluster_slot(k) in state.bank}  # others were merged away, or come later
-        there = {k: size for k, size in enumerate(sizes) if k in with_model or not with_model}
+        with_model = {
+            k for k in members if cluster_slot(k) in state.bank
+        }  # others were merged away, or come later
+        there = {
+            k: size for k, size in enumerate(sizes) if k in with_model or not with_model
+        }
         record["size_entropy"] = size_entropy(list(there.values()))
         record["empty_clusters"] = [k for k, size in there.items() if not size]
         record["clusters_in_use"] = sum(size > 0 for size in sizes)
         record["largest_share"] = max(sizes) / max(1, sum(sizes))
     pairs = [(p.group, state.assignment.get(n)) for n, p in participants.items()]
-    grouped = [(group, cluster) for group, cluster in pairs if group is not None and cluster is not None]
+    grouped = [
+        (group, cluster)
+        for group, cluster in pairs
+        if group is not None and cluster is not None
+    ]
     if clusters and grouped:
-        record |= agreement([group for group, _ in grouped], [cluster for _, cluster in grouped])
+        record |= agreement(
+            [group for group, _ in grouped], [cluster for _, cluster in grouped]
+        )
     steady, steady_of_clusters = means(steady_average)
     return RoundMetrics(record, metrics, steady | _flat(steady_of_clusters))

@@ -43,7 +43,9 @@ MOST_ARGS = 20_000
 PART = re.compile(r"^parts\.\d+\.")
 
 
-def read_model(path: Path, model: torch.nn.Module | None = None, imported: bool = False) -> torch.nn.Module:
+def read_model(
+    path: Path, model: torch.nn.Module | None = None, imported: bool = False
+) -> torch.nn.Module:
     """A model from its file, ready to predict.
 
     Args:
@@ -63,30 +65,45 @@ def read_model(path: Path, model: torch.nn.Module | None = None, imported: bool 
     arrays, meta = load_arrays(path)
     _check_trained(meta, path)
     if BESIDE in meta:
-        arrays = {**load_arrays(model_path(path.parent.parent, str(meta[BESIDE])))[0], **arrays}
+        arrays = {
+            **load_arrays(model_path(path.parent.parent, str(meta[BESIDE])))[0],
+            **arrays,
+        }
     spec, ensemble = model_of(meta, path), meta.get("ensemble")
-    parts, vote = (1, "") if ensemble is None else _parts_of(ensemble, len(arrays), path)
+    parts, vote = (
+        (1, "") if ensemble is None else _parts_of(ensemble, len(arrays), path)
+    )
     if model is None and spec["class_path"] == ARRAYS:
-        raise ConfigError(f"{path} has no PyTorch module, only arrays; read them with cfl_flare.load_arrays")
+        raise ConfigError(
+            f"{path} has no PyTorch module, only arrays; read them with cfl_flare.load_arrays"
+        )
     if model is None and not (is_ours(spec) or (imported and _is_imported(spec))):
         way_out = "import its module first, or build one and pass it as model= (a class of a package: always)"
         raise ConfigError(f"{path} holds a {plain(spec['class_path'], 100)}; {way_out}")
-    _check_weights(layout_of(spec) if model is None else Layout.of(model), arrays, parts, path)
+    _check_weights(
+        layout_of(spec) if model is None else Layout.of(model), arrays, parts, path
+    )
     if model is None:
         model = build(spec, nn.Module, "model")
     if ensemble is not None:
-        link = _task_in(meta, path).link if vote == "probabilities" else "softmax"  # a sum is the same with any
+        link = (
+            _task_in(meta, path).link if vote == "probabilities" else "softmax"
+        )  # a sum is the same with any
         model = Ensemble([copy.deepcopy(model) for _ in range(parts)], vote, link)
     try:
         packed = Layout.of(model).pack(arrays)
     except PayloadError as error:
-        raise PayloadError(error.code, f"{path}: {error}; name the file of a sound model") from error
+        raise PayloadError(
+            error.code, f"{path}: {error}; name the file of a sound model"
+        ) from error
     resident = ResidentModel(model)
     resident.load(packed)
     return _in_units(resident.module, meta, path).eval()
 
 
-def _in_units(module: torch.nn.Module, meta: Mapping[str, Any], path: Path) -> torch.nn.Module:
+def _in_units(
+    module: torch.nn.Module, meta: Mapping[str, Any], path: Path
+) -> torch.nn.Module:
     """The module, with outputs in the unit of the labels if it learned scaled ones."""
     from cfl_flare.training.tasks import Regression
 
@@ -104,7 +121,10 @@ def model_path(folder: Path, slot: str) -> Path:
     """The file of one of a run's models; a `ConfigError` names those that the run has."""
     path = folder / MODELS / f"{slot}.safetensors"
     if not path.is_file():
-        there = ", ".join(sorted(p.stem for p in path.parent.glob("*.safetensors"))) or "none"
+        there = (
+            ", ".join(sorted(p.stem for p in path.parent.glob("*.safetensors")))
+            or "none"
+        )
         raise ConfigError(f"{folder} has no model {slot!r}; it has: {there}")
     return path
 
@@ -125,17 +145,30 @@ def model_of(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:
     spec: Any = meta.get("model")
     named = isinstance(spec, dict) and isinstance(spec.get("class_path"), str)
     if not named or not isinstance(spec.get("args") or {}, dict):
-        raise PayloadError("damaged_file", f"{path} does not say which model it holds; name one that cfl_flare wrote")
+        raise PayloadError(
+            "damaged_file",
+            f"{path} does not say which model it holds; name one that cfl_flare wrote",
+        )
     if len(json.dumps(spec)) > MOST_ARGS:
-        raise PayloadError("damaged_file", f"{path}: the arguments of its model are longer than {MOST_ARGS} characters")
+        raise PayloadError(
+            "damaged_file",
+            f"{path}: the arguments of its model are longer than {MOST_ARGS} characters",
+        )
     return {"class_path": spec["class_path"], "args": dict(spec.get("args") or {})}
 
 
 def _parts_of(ensemble: Any, arrays: int, path: Path) -> tuple[int, str]:
     """The number of models that a file says it holds, and how they vote."""
-    parts, vote = (ensemble.get("parts"), ensemble.get("vote")) if isinstance(ensemble, dict) else (None, None)
+    parts, vote = (
+        (ensemble.get("parts"), ensemble.get("vote"))
+        if isinstance(ensemble, dict)
+        else (None, None)
+    )
     if type(parts) is not int or not 1 <= parts <= arrays or not isinstance(vote, str):
-        raise PayloadError("damaged_file", f"{path}: ensemble = {shown(ensemble)} does not fit its {arrays} arrays")
+        raise PayloadError(
+            "damaged_file",
+            f"{path}: ensemble = {shown(ensemble)} does not fit its {arrays} arrays",
+        )
     return parts, vote
 
 
@@ -157,11 +190,18 @@ def _task_in(meta: Mapping[str, Any], path: Path) -> LearningTask:
 
     spec: Any = meta.get("task", CLASSES)
     if not isinstance(spec, (str, dict)) or len(json.dumps(spec)) > MOST_ARGS:
-        raise PayloadError("damaged_file", f"{path}: task = {shown(spec)} is none; name a file that cfl_flare wrote")
+        raise PayloadError(
+            "damaged_file",
+            f"{path}: task = {shown(spec)} is none; name a file that cfl_flare wrote",
+        )
 
     def refuse(task: str) -> None:
-        reason = f"{path} is of the task {plain(task, 100)}, which is not cfl_flare's own"
-        raise ConfigError(f"{reason}; read the weights with cfl_flare.load_arrays, and predict in Python")
+        reason = (
+            f"{path} is of the task {plain(task, 100)}, which is not cfl_flare's own"
+        )
+        raise ConfigError(
+            f"{reason}; read the weights with cfl_flare.load_arrays, and predict in Python"
+        )
 
     return build_task(spec, refuse)
 
@@ -177,27 +217,43 @@ def _is_imported(spec: Mapping[str, Any]) -> bool:
     The file chooses the arguments, and many an installed class loads or downloads what these name. Of torch's, its
     layers may be arguments.
     """
-    return all(path in NETWORK_PATHS or _is_users(*path.rpartition(".")[::2]) for path in class_paths(spec))
+    return all(
+        path in NETWORK_PATHS or _is_users(*path.rpartition(".")[::2])
+        for path in class_paths(spec)
+    )
 
 
 def _is_users(module: str, name: str) -> bool:
     """Whether the name is there, and the module that defines it, perhaps another one, lies in no folder of packages."""
-    definer = str(getattr(vars(sys.modules.get(module, object)).get(name), "__module__", None))
+    definer = str(
+        getattr(vars(sys.modules.get(module, object)).get(name), "__module__", None)
+    )
     file = getattr(sys.modules.get(definer), "__file__", None)
     if file is None or definer.startswith("torch.nn.modules."):
         return file is not None
-    packaged = any(any(folder.glob("*.dist-info")) for folder in Path(file).resolve().parents)
+    packaged = any(
+        any(folder.glob("*.dist-info")) for folder in Path(file).resolve().parents
+    )
     return not packaged and definer.partition(".")[0] not in sys.stdlib_module_names
 
 
-def _check_weights(layout: Layout, arrays: Mapping[str, np.ndarray], parts: int, path: Path) -> None:
+def _check_weights(
+    layout: Layout, arrays: Mapping[str, np.ndarray], parts: int, path: Path
+) -> None:
     """Compares the model that a file names with the weights in it, before any memory is allocated for the model."""
     counters = {entry.name for entry in layout.entries if entry.kind == "counter"}
     constants = {constant.name for constant in layout.constants}
-    arrays = {name: array for name, array in arrays.items() if PART.sub("", name) not in constants}
+    arrays = {
+        name: array
+        for name, array in arrays.items()
+        if PART.sub("", name) not in constants
+    }
     for name, array in arrays.items():
         if array.dtype.kind != "f" and PART.sub("", name) not in counters:
-            raise PayloadError("dtype", f"{path}: {shown(name)} holds {array.dtype}, which are no weights; save floats")
+            raise PayloadError(
+                "dtype",
+                f"{path}: {shown(name)} holds {array.dtype}, which are no weights; save floats",
+            )
     wanted = parts * sum(map(math.prod, layout.shapes.values()))
     held = sum(array.size for array in arrays.values())
     if wanted != held:

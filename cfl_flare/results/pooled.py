@@ -36,7 +36,11 @@ def auroc_of_counts(counts: np.ndarray) -> float | None:
     without, having = counts.astype(np.float64).swapaxes(0, 1)
     pairs = without.sum(axis=1) * having.sum(axis=1)
     right = (having * (without.cumsum(axis=1) - without / 2)).sum(axis=1)
-    return float((right[pairs > 0] / pairs[pairs > 0]).mean()) if (pairs > 0).any() else None
+    return (
+        float((right[pairs > 0] / pairs[pairs > 0]).mean())
+        if (pairs > 0).any()
+        else None
+    )
 
 
 def macro_f1_of_counts(counts: np.ndarray) -> float | None:
@@ -54,17 +58,28 @@ def macro_f1_of_counts(counts: np.ndarray) -> float | None:
         decided = np.concatenate((decided, (samples - decided)[:, ::-1]))
         samples = np.concatenate((samples, samples[:, ::-1]))
     total = samples[:, 1] + decided.sum(axis=1)
-    return float((2 * decided[:, 1][total > 0] / total[total > 0]).mean()) if (total > 0).any() else None
+    return (
+        float((2 * decided[:, 1][total > 0] / total[total > 0]).mean())
+        if (total > 0).any()
+        else None
+    )
 
 
-def bounded_sum(counts: Mapping[str, np.ndarray], sites: Mapping[str, str], share: float) -> np.ndarray:
+def bounded_sum(
+    counts: Mapping[str, np.ndarray], sites: Mapping[str, str], share: float
+) -> np.ndarray:
     """The sum of participants' counts, in which no site has more than its share of the samples; 1 for no bound."""
     of_site: dict[str, np.ndarray] = {}
     for name, histogram in counts.items():
-        of_site[sites[name]] = of_site.get(sites[name], np.zeros(histogram.shape)) + histogram
+        of_site[sites[name]] = (
+            of_site.get(sites[name], np.zeros(histogram.shape)) + histogram
+        )
     samples = {site: float(total[0, :, :-1].sum()) for site, total in of_site.items()}
     allowed = capped(samples, share)
-    return np.sum([total * (allowed[site] / samples[site]) for site, total in of_site.items()], axis=0)
+    return np.sum(
+        [total * (allowed[site] / samples[site]) for site, total in of_site.items()],
+        axis=0,
+    )
 
 
 def with_pooled(
@@ -79,16 +94,31 @@ def with_pooled(
     Counts are None for a participant that sent none. ``share`` is the largest one of a site's samples; None for no
     bound.
     """
-    sent = {name: histogram for name, histogram in counts.items() if histogram is not None}
+    sent = {
+        name: histogram for name, histogram in counts.items() if histogram is not None
+    }
     sites = {name: p.site for name, p in participants.items()}
-    record = {**measured.record, "clusters": {k: dict(values) for k, values in measured.record["clusters"].items()}}
+    record = {
+        **measured.record,
+        "clusters": {
+            k: dict(values) for k, values in measured.record["clusters"].items()
+        },
+    }
     for where, group in groups_of(sent, assignment, everyone="").items():
         if group:
             total = bounded_sum(group, sites, share or 1.0)
-            values = {POOLED: auroc_of_counts(total[..., :-1]), POOLED_F1: macro_f1_of_counts(total)}
+            values = {
+                POOLED: auroc_of_counts(total[..., :-1]),
+                POOLED_F1: macro_f1_of_counts(total),
+            }
             target = record["clusters"][where] if where else record
-            target.update({name: value for name, value in values.items() if value is not None})
-    fewer = not_by_all(measured.participants, {name: len(sent) for name in (POOLED, POOLED_F1) if name in record})
+            target.update(
+                {name: value for name, value in values.items() if value is not None}
+            )
+    fewer = not_by_all(
+        measured.participants,
+        {name: len(sent) for name in (POOLED, POOLED_F1) if name in record},
+    )
     record |= {"defined": {**record.get("defined", {}), **fewer}} if fewer else {}
     return replace(measured, record=record)
 
@@ -97,20 +127,26 @@ def groups_of(
     sent: Mapping[str, np.ndarray], assignment: Mapping[str, int], everyone: str
 ) -> dict[str, dict[str, np.ndarray]]:
     """What participants sent, under ``everyone`` in all, and of each cluster under ``cluster-0``, ..."""
-    groups = {everyone: dict(sent)} | {f"cluster-{k}": {} for k in sorted({*assignment.values()})}
+    groups = {everyone: dict(sent)} | {
+        f"cluster-{k}": {} for k in sorted({*assignment.values()})
+    }
     for name in (name for name in sent if name in assignment):
         groups[f"cluster-{assignment[name]}"][name] = sent[name]
     return groups
 
 
-def cells(samples: np.ndarray, fewest: int, mass: np.ndarray | None = None, least: float = 0.0) -> np.ndarray:
+def cells(
+    samples: np.ndarray, fewest: int, mass: np.ndarray | None = None, least: float = 0.0
+) -> np.ndarray:
     """Where cells of neighbouring bins begin, each with enough samples and mass; the rest joins the last cell.
 
     >>> cells(np.array([0, 2, 1, 0, 4, 1]), 3).tolist(), cells(np.array([0, 2, 0, 1]), 1).tolist()
     ([0, 3], [0, 2])
     """
     starts, begin, held, part = list[int](), 0, 0, 0.0
-    for end, (count, share) in enumerate(zip(samples.tolist(), samples if mass is None else mass), 1):
+    for end, (count, share) in enumerate(
+        zip(samples.tolist(), samples if mass is None else mass), 1
+    ):
         held, part = held + count, part + share
         if held >= fewest and part >= least:
             starts.append(begin)
@@ -155,11 +191,15 @@ def mean_roc(curves: list[np.ndarray]) -> np.ndarray:
 def _ends(curve: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """The lowest and the highest true positive rate at each false positive rate of a grid, ``(2, grid)``."""
     x, y = np.ascontiguousarray(curve[:, 0]), curve[:, 1]
-    first = np.minimum(np.searchsorted(x, grid, "left"), len(x) - 1)  # weighted counts may end just below 1
+    first = np.minimum(
+        np.searchsorted(x, grid, "left"), len(x) - 1
+    )  # weighted counts may end just below 1
     last = np.searchsorted(x, grid, "right") - 1
     between = np.interp(grid, x, y)
     bends = x[first] == grid
-    return np.stack([np.where(bends, y[first], between), np.where(bends, y[last], between)])
+    return np.stack(
+        [np.where(bends, y[first], between), np.where(bends, y[last], between)]
+    )
 
 
 def area(curve: np.ndarray) -> float:
@@ -171,11 +211,16 @@ def thinned_roc(curve: np.ndarray) -> np.ndarray:
     if len(curve) <= POINTS:
         return curve
     way = np.linspace(0, 2, POINTS)
-    return np.column_stack([np.interp(way, curve.sum(axis=1), curve[:, i]) for i in (0, 1)])
+    return np.column_stack(
+        [np.interp(way, curve.sum(axis=1), curve[:, i]) for i in (0, 1)]
+    )
 
 
 def reliability(
-    counts: np.ndarray, samples: np.ndarray, probabilities: np.ndarray, fewest: int = FEWEST
+    counts: np.ndarray,
+    samples: np.ndarray,
+    probabilities: np.ndarray,
+    fewest: int = FEWEST,
 ) -> list[tuple[float, float, int]]:
     """Of each group of scores the mean predicted probability, the share with the class, and its samples.
 
@@ -197,4 +242,7 @@ def reliability(
     predicted = np.add.reduceat(total * probabilities, at) / weights
     having = np.add.reduceat(counts[1], at) / weights
     sizes = np.add.reduceat(samples, at)
-    return [(float(p), float(share), int(n)) for p, share, n in zip(predicted, having, sizes)]
+    return [
+        (float(p), float(share), int(n))
+        for p, share, n in zip(predicted, having, sizes)
+    ]

@@ -67,14 +67,30 @@ class Recorder:
         recorded: int = 0,
         last: RoundMetrics | None = None,
     ):
-        self.folder, self._run, self._model, self.last = folder, unmarked(run), unmarked(model), last
+        self.folder, self._run, self._model, self.last = (
+            folder,
+            unmarked(run),
+            unmarked(model),
+            last,
+        )
         self.membership: Mapping[str, Any] | None = None
         self._task = (self._run.get("training") or {}).get("task", CLASSES)
         self._draws: Draws | None = None
         make_folder(folder / run_dir.MODELS)
-        names = (run_dir.STARTED, run_dir.SUMMARY, run_dir.NEWCOMERS, run_dir.CROSS_SITE, BOOTSTRAP, CURVES)
+        names = (
+            run_dir.STARTED,
+            run_dir.SUMMARY,
+            run_dir.NEWCOMERS,
+            run_dir.CROSS_SITE,
+            BOOTSTRAP,
+            CURVES,
+        )
         old = [folder / name for name in names]
-        old += [path for part in (run_dir.MODELS, run_dir.SERVED) for path in (folder / part).glob("*.safetensors")]
+        old += [
+            path
+            for part in (run_dir.MODELS, run_dir.SERVED)
+            for path in (folder / part).glob("*.safetensors")
+        ]
         old += (folder / run_dir.STATE).glob("round-*")
         if not recorded:  # later rounds overwrite theirs
             old += (folder / run_dir.FEATURES).glob("*.safetensors")
@@ -83,8 +99,14 @@ class Recorder:
             path.unlink(missing_ok=True)
         records = run_dir.cut_lines(folder / run_dir.ROUNDS, recorded)
         run_dir.cut_lines(folder / run_dir.ASSIGNMENTS, recorded)
-        require(len(records) == recorded, f"{folder} holds {len(records)} of the {recorded} rounds to resume from")
-        self._totals = {key: sum(line[key] for line in records) for key in ("bytes_down", "bytes_up", "seconds")}
+        require(
+            len(records) == recorded,
+            f"{folder} holds {len(records)} of the {recorded} rounds to resume from",
+        )
+        self._totals = {
+            key: sum(line[key] for line in records)
+            for key in ("bytes_down", "bytes_up", "seconds")
+        }
 
     def begin(self, label: str, rounds: int) -> None:
         """Write the run's plan, from which `show` counts the missing rounds of a run without results.
@@ -93,26 +115,52 @@ class Recorder:
             label: the method's name with its settings.
             rounds: the planned number of rounds.
         """
-        atomic_write(self.folder / run_dir.STARTED, json.dumps({"label": label, "rounds": rounds}))
+        atomic_write(
+            self.folder / run_dir.STARTED,
+            json.dumps({"label": label, "rounds": rounds}),
+        )
 
-    def round(self, measured: RoundMetrics, state: ServerState, participants: Mapping[str, Participant]) -> None:
+    def round(
+        self,
+        measured: RoundMetrics,
+        state: ServerState,
+        participants: Mapping[str, Participant],
+    ) -> None:
         number, trained = measured.record["round"], set(measured.record["trained"])
         lines = [
-            {"round": number, "participant": n, "cluster": state.assignment.get(n), "trained": n in trained}
+            {
+                "round": number,
+                "participant": n,
+                "cluster": state.assignment.get(n),
+                "trained": n in trained,
+            }
             for n in participants
         ]
-        for name, new in ((run_dir.ROUNDS, [measured.record]), (run_dir.ASSIGNMENTS, lines)):
+        for name, new in (
+            (run_dir.ROUNDS, [measured.record]),
+            (run_dir.ASSIGNMENTS, lines),
+        ):
             append(self.folder / name, "".join(json.dumps(line) + "\n" for line in new))
         for key in self._totals:
             self._totals[key] += measured.record[key]
         if measured.participants:
             self.last = measured
 
-    def features(self, number: int, products: np.ndarray, clusters: Mapping[str, int]) -> None:
+    def features(
+        self, number: int, products: np.ndarray, clusters: Mapping[str, int]
+    ) -> None:
         """Writes the inner products of a round's features: the participants' in this order, then the centres'."""
         make_folder(self.folder / run_dir.FEATURES)
-        meta = {"round": number, "participants": list(clusters), "clusters": list(clusters.values())}
-        save_arrays(self.folder / run_dir.FEATURES / f"round-{number:04d}.safetensors", {"gram": products}, meta)
+        meta = {
+            "round": number,
+            "participants": list(clusters),
+            "clusters": list(clusters.values()),
+        }
+        save_arrays(
+            self.folder / run_dir.FEATURES / f"round-{number:04d}.safetensors",
+            {"gram": products},
+            meta,
+        )
 
     def best(self, models: Mapping[str, Served], rounds: int) -> None:
         """Replaces the models of the best round so far by those after this number of rounds."""
@@ -120,7 +168,15 @@ class Recorder:
         shutil.rmtree(new, ignore_errors=True)
         try:
             for slot, served in models.items():
-                save_served(new / run_dir.MODELS, slot, served, self._model, rounds, self._task, gate=self._gate)
+                save_served(
+                    new / run_dir.MODELS,
+                    slot,
+                    served,
+                    self._model,
+                    rounds,
+                    self._task,
+                    gate=self._gate,
+                )
         except FileError:
             shutil.rmtree(new, ignore_errors=True)
             raise
@@ -132,7 +188,9 @@ class Recorder:
     @property
     def _gate(self) -> dict[str, Any]:
         """The facts by which a model of this run is judged, for its file, which names no participant."""
-        facts: dict[str, Any] = {ANCESTRY: Ancestry.of(self._run.get(ANCESTRY)).to_list(names=False)}
+        facts: dict[str, Any] = {
+            ANCESTRY: Ancestry.of(self._run.get(ANCESTRY)).to_list(names=False)
+        }
         if self.membership is not None:
             facts[ATTACKED] = self.membership
         return facts
@@ -141,15 +199,33 @@ class Recorder:
         """Writes into the files of the best round's models which of the models a member objects to."""
         if self.membership is None or not self.membership["objections"]:
             return
-        for path in sorted((self.folder / run_dir.BEST / run_dir.MODELS).glob("*.safetensors")):
+        for path in sorted(
+            (self.folder / run_dir.BEST / run_dir.MODELS).glob("*.safetensors")
+        ):
             arrays, meta = load_arrays(path)
-            save_arrays(path, arrays, {**meta, ATTACKED: {**self.membership, "models": {}}})
+            save_arrays(
+                path, arrays, {**meta, ATTACKED: {**self.membership, "models": {}}}
+            )
 
     def served(
-        self, name: str, served: Served, rounds: int, preparation: Preparation | None, beside: Mapping[str, Served]
+        self,
+        name: str,
+        served: Served,
+        rounds: int,
+        preparation: Preparation | None,
+        beside: Mapping[str, Served],
     ) -> None:
         """Writes what a simulation's participant predicts with, except for what the run's models have already."""
-        save_served(self.folder / run_dir.SERVED, name, served, self._model, rounds, self._task, preparation, beside)
+        save_served(
+            self.folder / run_dir.SERVED,
+            name,
+            served,
+            self._model,
+            rounds,
+            self._task,
+            preparation,
+            beside,
+        )
 
     def cross_site(
         self,
@@ -159,7 +235,12 @@ class Recorder:
     ) -> None:
         """Writes each model's metrics on each participant's test split, one line per participant and model."""
         lines = [
-            {**metrics, "participant": name, "site": participants[name].site, "group": participants[name].group}
+            {
+                **metrics,
+                "participant": name,
+                "site": participants[name].site,
+                "group": participants[name].group,
+            }
             | {"cluster": state.assignment.get(name), "model": model}
             for name, models in measured.items()
             for model, metrics in models.items()
@@ -172,7 +253,10 @@ class Recorder:
         atomic_write(self.folder / run_dir.CROSS_SITE, content.getvalue())
 
     def bootstrap(
-        self, drawn: Mapping[str, Replicates], participants: Mapping[str, Participant], share: float | None = None
+        self,
+        drawn: Mapping[str, Replicates],
+        participants: Mapping[str, Participant],
+        share: float | None = None,
     ) -> None:
         """Writes what the final models reach on draws of the test splits; the summary will have the intervals."""
         draws = Draws.of(drawn, participants, share)
@@ -187,7 +271,11 @@ class Recorder:
             return {}
         intervals = {}
         for key in self._draws.values:
-            points = {name: metrics[key] for name, metrics in self.last.participants.items() if key in metrics}
+            points = {
+                name: metrics[key]
+                for name, metrics in self.last.participants.items()
+                if key in metrics
+            }
             if (ends := self._draws.of_mean(key, points)) is not None:
                 intervals[key] = ends
         return intervals
@@ -203,12 +291,29 @@ class Recorder:
         """Writes the models and the server's state, then the summary."""
         for slot, served in models.items():
             folder = self.folder / run_dir.MODELS
-            save_served(folder, slot, served, self._model, state.round, self._task, gate=self._gate)
+            save_served(
+                folder,
+                slot,
+                served,
+                self._model,
+                state.round,
+                self._task,
+                gate=self._gate,
+            )
         left = method.publish(state)
-        Store(self.folder / run_dir.STATE).save(left.round, left.bank, state_metadata(left), left.arrays)
+        Store(self.folder / run_dir.STATE).save(
+            left.round, left.bank, state_metadata(left), left.arrays
+        )
         self._note_objections()
-        last, lines, draws = self.last, run_dir.read_lines(self.folder / run_dir.ROUNDS), self._draws
-        points = {p: {} if last is None else last.participants.get(p, {}) for p in participants}
+        last, lines, draws = (
+            self.last,
+            run_dir.read_lines(self.folder / run_dir.ROUNDS),
+            self._draws,
+        )
+        points = {
+            p: {} if last is None else last.participants.get(p, {})
+            for p in participants
+        }
         summary = {
             "method": describe_method(method),
             "label": method.label,
@@ -228,11 +333,18 @@ class Recorder:
                     **p.check_in(),
                     "cluster": state.assignment.get(p.name),
                     **points[p.name],
-                    **({} if draws is None else {"intervals": draws.intervals(p.name, points[p.name])}),
+                    **(
+                        {}
+                        if draws is None
+                        else {"intervals": draws.intervals(p.name, points[p.name])}
+                    ),
                 }
                 for p in participants.values()
             ],
-            "versions": {n: version(n) for n in ("cfl-flare", "nvflare", "torch", "numpy", "scikit-learn")}
+            "versions": {
+                n: version(n)
+                for n in ("cfl-flare", "nvflare", "torch", "numpy", "scikit-learn")
+            }
             | {"python": platform.python_version()},
         }
         metric = extra.get("metric")

@@ -60,7 +60,9 @@ def missed_rounds(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Missed]:
             if name not in line.get("trained", []):
                 reasons.setdefault(name, Counter())[reason] += 1
     return {
-        name: Missed(counts.total(), counts.total() + trained[name], counts.most_common(1)[0][0])
+        name: Missed(
+            counts.total(), counts.total() + trained[name], counts.most_common(1)[0][0]
+        )
         for name, counts in sorted(reasons.items(), key=lambda pair: -pair[1].total())
     }
 
@@ -75,24 +77,41 @@ samples trained their model: p1, p2'
     moved = [f"{name} (cluster {k})" for name, k in record.get(MOVED, {}).items()]
     remarks = {
         "kept out of the cluster that fits best, as another needs them: ": moved,
-        "held back, as too few sites or samples trained their model: ": record.get(HELD),
-        "arrays held back, as filters leave them to too few sites: ": record.get(ARRAYS),
+        "held back, as too few sites or samples trained their model: ": record.get(
+            HELD
+        ),
+        "arrays held back, as filters leave them to too few sites: ": record.get(
+            ARRAYS
+        ),
         "still below the floor: clusters ": record.get(SMALL),
     }
     return "; ".join(text + listed(names) for text, names in remarks.items() if names)
 
 
-def floor_in_run(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> list[str]:
+def floor_in_run(
+    summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
+) -> list[str]:
     """A sentence on each thing that the floor changed in a run, with the participants and the number of rounds."""
     run, lines = summary.get("run"), []
     settings = run if isinstance(run, Mapping) else {}
-    sites, samples = settings.get("min_sites_per_cluster"), settings.get("min_samples_per_cluster")
+    sites, samples = (
+        settings.get("min_sites_per_cluster"),
+        settings.get("min_samples_per_cluster"),
+    )
     floor = f"{sites} sites and {samples} training samples"
     if POSSIBLE in summary:
         lines.append(fewer_clusters(summary[POSSIBLE], summary["clusters"], floor))
     for key, what, why in (
-        (MOVED, "Kept out of the cluster that fits best", f"so that another has {floor}"),
-        (HELD, "Held back, so that their model stayed as it was", f"as too few trained it for {floor}"),
+        (
+            MOVED,
+            "Kept out of the cluster that fits best",
+            f"so that another has {floor}",
+        ),
+        (
+            HELD,
+            "Held back, so that their model stayed as it was",
+            f"as too few trained it for {floor}",
+        ),
     ):
         counts = Counter(name for line in rounds for name in line.get(key, ()))
         if counts:
@@ -101,7 +120,9 @@ def floor_in_run(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
             lines.append(f"{what}, {why}, in {times} of {len(rounds)} rounds: {who}.")
     lines += lowered_shares(rounds)
     if summary.get(SMALL):
-        lines.append(f"Clusters {listed(summary[SMALL])} have too few members for {floor}, whose data they reveal.")
+        lines.append(
+            f"Clusters {listed(summary[SMALL])} have too few members for {floor}, whose data they reveal."
+        )
     return lines
 
 
@@ -112,11 +133,18 @@ def lowered_shares(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
     ['Shares of a mean are bounded (max_weight_share, byzantine), which lowered some in 1 of 2 rounds: a (51.7 % to \
 33.3 %).']
     """
-    shares = {name: pair for line in rounds for name, pair in line.get(CAPPED, {}).items()}
+    shares = {
+        name: pair for line in rounds for name, pair in line.get(CAPPED, {}).items()
+    }
     times = sum(bool(line.get(CAPPED)) for line in rounds)
     largest = sorted(shares.items(), key=lambda item: -item[1][0])
-    who = listed(f"{name} ({100 * before:.1f} % to {100 * after:.1f} %)" for name, (before, after) in largest)
-    bound = "Shares of a mean are bounded (max_weight_share, byzantine), which lowered some"
+    who = listed(
+        f"{name} ({100 * before:.1f} % to {100 * after:.1f} %)"
+        for name, (before, after) in largest
+    )
+    bound = (
+        "Shares of a mean are bounded (max_weight_share, byzantine), which lowered some"
+    )
     return [f"{bound} in {times} of {len(rounds)} rounds: {who}."] if shares else []
 
 
@@ -131,7 +159,9 @@ def listed(names: Iterable[Any], most: int = NAMED) -> str:
     'a, b and 1 more'
     """
     texts = [plain(str(name), 100) for name in names]
-    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+    return ", ".join(texts[:most]) + (
+        f" and {len(texts) - most} more" if len(texts) > most else ""
+    )
 
 
 def figure(value: float) -> str:
@@ -139,7 +169,9 @@ def figure(value: float) -> str:
     return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.2e}"
 
 
-def gain_at_end(rounds: Sequence[float], values: Sequence[float], mode: str) -> float | None:
+def gain_at_end(
+    rounds: Sequence[float], values: Sequence[float], mode: str
+) -> float | None:
     """By how much a metric improved in the last quarter of the measured rounds, by its trend; None if it did not.
 
     A one-sided t-test compares the slope (least squares) with the residuals. Without a trend, of independent noise, it
@@ -165,8 +197,13 @@ def gain_at_end(rounds: Sequence[float], values: Sequence[float], mode: str) -> 
 def improving(lines: Sequence[Mapping[str, Any]], metric: Metric) -> str | None:
     """A sentence on a run whose metric still improved when its planned rounds were over; None for others."""
     key = f"served_{metric.name}"
-    measured = [(line["round"], line[key]) for line in lines if line.get(key) is not None]
-    numbers, values = [number for number, _ in measured], [value for _, value in measured]
+    measured = [
+        (line["round"], line[key]) for line in lines if line.get(key) is not None
+    ]
+    numbers, values = (
+        [number for number, _ in measured],
+        [value for _, value in measured],
+    )
     gain = gain_at_end(numbers, values, str(metric.mode))
     if gain is None:
         return None

@@ -27,15 +27,33 @@ import numpy as np
 from cfl_flare.clustering.gap import NUMBER, is_clear
 from cfl_flare.core.arrays import load_arrays as read_arrays
 from cfl_flare.core.errors import ConfigError, FileError
-from cfl_flare.core.files import append, atomic_write, below, json_lines, make_folder, read_json
+from cfl_flare.core.files import (
+    append,
+    atomic_write,
+    below,
+    json_lines,
+    make_folder,
+    read_json,
+)
 from cfl_flare.results import schema
 from cfl_flare.results.ancestry import ANCESTRY, IS_ANCESTRY
 from cfl_flare.results.metrics import Metric, reported
 from cfl_flare.results.remarks import CAPPED, HELD, IMPROVING, MOVED, POSSIBLE, SMALL
 
-ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = "rounds.jsonl", "assignments.jsonl", "summary.json", "clusters"
+ROUNDS, ASSIGNMENTS, SUMMARY, MODELS = (
+    "rounds.jsonl",
+    "assignments.jsonl",
+    "summary.json",
+    "clusters",
+)
 STARTED = "started.json"
-FEATURES, STATE, NEWCOMERS, BEST, CROSS_SITE = "features", "state", "newcomers.json", "best", "cross_site.csv"
+FEATURES, STATE, NEWCOMERS, BEST, CROSS_SITE = (
+    "features",
+    "state",
+    "newcomers.json",
+    "best",
+    "cross_site.csv",
+)
 TO_NAME = "name the folder of a run that has ended"
 # The columns of CROSS_SITE that are not metrics.
 CROSS_SITE_KEYS = ("participant", "site", "group", "cluster", "model")
@@ -46,14 +64,19 @@ INTERVALS = schema.dict_of(schema.row(schema.number, schema.number))
 METRIC = schema.described(
     "a metric's name, with its mode, min, max or null",
     lambda value: (
-        schema.object_with(name=schema.text, mode=lambda mode: mode in ("min", "max", None))(value) and len(value) == 2
+        schema.object_with(
+            name=schema.text, mode=lambda mode: mode in ("min", "max", None)
+        )(value)
+        and len(value) == 2
     ),
 )
 
 
 def clusters_found(value: Any) -> bool:
     """A number of clusters, with what it was chosen by."""
-    of_number = schema.object_with(gap=schema.number, deviations=schema.number, stability=schema.number)
+    of_number = schema.object_with(
+        gap=schema.number, deviations=schema.number, stability=schema.number
+    )
     note = schema.object_with(
         k=schema.count,
         by_k=schema.dict_of(of_number),
@@ -118,11 +141,19 @@ SUMMARY_OPTIONAL: schema.Fields = {
     SMALL: schema.list_of(schema.count),
     NUMBER: clusters_found,
 }
-ROUND_FIELDS: schema.Fields = {"round": schema.count, "cluster_sizes": schema.list_of(schema.count)}
+ROUND_FIELDS: schema.Fields = {
+    "round": schema.count,
+    "cluster_sizes": schema.list_of(schema.count),
+}
 ROUND_OPTIONAL: schema.Fields = {
     **dict.fromkeys(("served_", "pooled_", "clusters_in_use"), schema.number),
-    **dict.fromkeys(("objective", "intra_cosine", "inter_cosine"), schema.maybe(schema.number)),
-    **dict.fromkeys(("size_entropy", "largest_share", "moved_share", "ari"), schema.maybe(schema.number)),
+    **dict.fromkeys(
+        ("objective", "intra_cosine", "inter_cosine"), schema.maybe(schema.number)
+    ),
+    **dict.fromkeys(
+        ("size_entropy", "largest_share", "moved_share", "ari"),
+        schema.maybe(schema.number),
+    ),
     **dict.fromkeys(("defined", MOVED), schema.dict_of(schema.count)),
     **dict.fromkeys(("trained", HELD), schema.list_of(schema.text)),
     CAPPED: schema.dict_of(schema.row(schema.share, schema.share)),
@@ -161,7 +192,13 @@ class Run:
         clusters, note = self.summary["clusters"], self.summary.get(NUMBER)
         if not clusters:
             return str(self.summary["label"])
-        words = f"K={clusters}" if note is None else f"K={clusters} found" if is_clear(note) else f"about K={clusters}"
+        words = (
+            f"K={clusters}"
+            if note is None
+            else f"K={clusters} found"
+            if is_clear(note)
+            else f"about K={clusters}"
+        )
         return f"{self.summary['label']} ({words})"
 
     @property
@@ -177,7 +214,11 @@ class Run:
 
     def values(self, key: str) -> dict[str, float]:
         """By participant, its number of this name; who has none is left out."""
-        return {p["name"]: p[key] for p in self.summary["participants"] if schema.number(p.get(key))}
+        return {
+            p["name"]: p[key]
+            for p in self.summary["participants"]
+            if schema.number(p.get(key))
+        }
 
     @property
     def reported(self) -> list[str]:
@@ -191,9 +232,13 @@ class Run:
         The latter were measured then, or have no test samples.
         """
         people = self.summary["participants"]
-        everyone = sum(person.get("tested") is False or _measured(person) for person in people)
+        everyone = sum(
+            person.get("tested") is False or _measured(person) for person in people
+        )
         last = self.summary.get("final_round")
-        counts: dict[str, int] = next((r.get("defined", {}) for r in self.rounds if r.get("round") == last), {})
+        counts: dict[str, int] = next(
+            (r.get("defined", {}) for r in self.rounds if r.get("round") == last), {}
+        )
         return counts.get(name, everyone), everyone
 
 
@@ -216,7 +261,12 @@ class Features:
 
 def read_features(path: Path) -> Features:
     arrays, meta = read_arrays(path)
-    return Features(meta["round"], arrays["gram"], tuple(meta["participants"]), tuple(meta["clusters"]))
+    return Features(
+        meta["round"],
+        arrays["gram"],
+        tuple(meta["participants"]),
+        tuple(meta["clusters"]),
+    )
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -224,14 +274,22 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return list(json_lines(path)) if path.exists() else []
 
 
-def checked_lines(path: Path, needed: schema.Fields, others: schema.Fields | None = None) -> list[dict[str, Any]]:
+def checked_lines(
+    path: Path, needed: schema.Fields, others: schema.Fields | None = None
+) -> list[dict[str, Any]]:
     """The lines of a JSON Lines file, each checked; see `read_lines` and `cfl_flare.results.schema.checked`."""
-    return [schema.checked(line, str(path), needed, others) for line in read_lines(path)]
+    return [
+        schema.checked(line, str(path), needed, others) for line in read_lines(path)
+    ]
 
 
 def cut_lines(path: Path, recorded: int) -> list[dict[str, Any]]:
     """Removes the lines of rounds from ``recorded`` on from a JSON Lines file; returns the others."""
-    lines = [line for line in read_lines(path) if line["round"] < recorded] if recorded else []
+    lines = (
+        [line for line in read_lines(path) if line["round"] < recorded]
+        if recorded
+        else []
+    )
     if lines:
         atomic_write(path, "".join(json.dumps(line) + "\n" for line in lines))
     else:
@@ -247,17 +305,28 @@ def load_run(folder: str | Path) -> Run:
     """
     folder = Path(folder)
     if not (folder / SUMMARY).is_file():
-        raise ConfigError(f"{folder} holds no finished run: there is no {SUMMARY}; {TO_NAME}")
+        raise ConfigError(
+            f"{folder} holds no finished run: there is no {SUMMARY}; {TO_NAME}"
+        )
     path = folder / NEWCOMERS
     try:
-        summary = schema.checked(read_json(folder / SUMMARY), str(folder / SUMMARY), SUMMARY_FIELDS, SUMMARY_OPTIONAL)
+        summary = schema.checked(
+            read_json(folder / SUMMARY),
+            str(folder / SUMMARY),
+            SUMMARY_FIELDS,
+            SUMMARY_OPTIONAL,
+        )
         newcomers = None
         if path.is_file():
-            newcomers = schema.checked(read_json(path), str(path), {}, {"served_": schema.maybe(schema.number)})
+            newcomers = schema.checked(
+                read_json(path), str(path), {}, {"served_": schema.maybe(schema.number)}
+            )
         rounds = checked_lines(folder / ROUNDS, ROUND_FIELDS, ROUND_OPTIONAL)
         assignments = checked_lines(folder / ASSIGNMENTS, ASSIGNMENT_FIELDS)
     except FileError as error:
-        raise ConfigError(f"{folder} holds a damaged run: {error}; copy its files again from where it ran") from error
+        raise ConfigError(
+            f"{folder} holds a damaged run: {error}; copy its files again from where it ran"
+        ) from error
     return Run(folder, summary, rounds, assignments, newcomers)
 
 
@@ -268,9 +337,13 @@ def find_runs(folder: str | Path) -> list[Run]:
         ConfigError: there are none.
         FileError: there are too many files to look at.
     """
-    folders = sorted(path.parent for path in below(Path(folder)) if path.name == SUMMARY)
+    folders = sorted(
+        path.parent for path in below(Path(folder)) if path.name == SUMMARY
+    )
     if not folders:
-        raise ConfigError(f"{folder} holds no finished run: no {SUMMARY} in it or below it; {TO_NAME}")
+        raise ConfigError(
+            f"{folder} holds no finished run: no {SUMMARY} in it or below it; {TO_NAME}"
+        )
     return [load_run(path) for path in folders]
 
 
@@ -278,7 +351,9 @@ def the_run(folder: str | Path) -> Path:
     """The folder of the only run in or below a folder; a `ConfigError` says that there is none, or several."""
     folders = [run.folder for run in find_runs(folder)]
     if len(folders) > 1:
-        raise ConfigError(f"{folder} holds several runs: {', '.join(map(str, folders))}; name one")
+        raise ConfigError(
+            f"{folder} holds several runs: {', '.join(map(str, folders))}; name one"
+        )
     return folders[0]
 
 

@@ -31,7 +31,9 @@ def described(words: str, check: Check) -> Check:
 
 def count(value: Any) -> bool:
     """A whole number from 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+    return (
+        isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+    )
 
 
 def number(value: Any) -> bool:
@@ -72,27 +74,42 @@ def maybe(check: Check) -> Check:
 
 
 def list_of(check: Check, fewest: int = 0, most: float = float("inf")) -> Check:
-    return lambda value: isinstance(value, list) and fewest <= len(value) <= most and all(map(check, value))
+    return lambda value: (
+        isinstance(value, list)
+        and fewest <= len(value) <= most
+        and all(map(check, value))
+    )
 
 
 def row(*checks: Check) -> Check:
     """A check for a list of a fixed length, with a check for each place."""
     return lambda value: (
-        isinstance(value, list) and len(value) == len(checks) and all(c(v) for c, v in zip(checks, value))
+        isinstance(value, list)
+        and len(value) == len(checks)
+        and all(c(v) for c, v in zip(checks, value))
     )
 
 
 def dict_of(check: Check, key: Check = lambda name: True) -> Check:
     """A check for an object with such values, under such keys."""
-    return lambda value: isinstance(value, dict) and all(map(key, value)) and all(map(check, value.values()))
+    return lambda value: (
+        isinstance(value, dict)
+        and all(map(key, value))
+        and all(map(check, value.values()))
+    )
 
 
 def object_with(**fields: Check) -> Check:
     """A check for an object that has these fields, perhaps among others."""
-    return lambda value: isinstance(value, dict) and all(k in value and fields[k](value[k]) for k in fields)
+    return lambda value: (
+        isinstance(value, dict)
+        and all(k in value and fields[k](value[k]) for k in fields)
+    )
 
 
-def checked(content: Any, where: str, needed: Fields, others: Fields | None = None) -> dict[str, Any]:
+def checked(
+    content: Any, where: str, needed: Fields, others: Fields | None = None
+) -> dict[str, Any]:
     """The content of a file, checked for what it must have (``needed``) and what it may have (``others``).
 
     A name in ``others`` that ends in ``_`` is how several begin. ``where`` names the file in the error.
@@ -102,7 +119,9 @@ def checked(content: Any, where: str, needed: Fields, others: Fields | None = No
     """
     way_out = "it is damaged or another program's"
     if not isinstance(content, dict):
-        raise FileError(f"{where}: is a {type(content).__name__}, not an object; {way_out}")
+        raise FileError(
+            f"{where}: is a {type(content).__name__}, not an object; {way_out}"
+        )
     known = {**needed, **(others or {})}
     for key in dict.fromkeys((*needed, *content)):
         if key not in content:
@@ -110,7 +129,9 @@ def checked(content: Any, where: str, needed: Fields, others: Fields | None = No
         check = known.get(key) or known.get(key.partition("_")[0] + "_")
         if check is not None and not check(content[key]):
             words = (check.__doc__ or "such a value").rstrip(".").lower()
-            raise FileError(f"{where}: {plain(key, 100)} = {shown(content[key])} is not {words}; {way_out}")
+            raise FileError(
+                f"{where}: {plain(key, 100)} = {shown(content[key])} is not {words}; {way_out}"
+            )
     return content
 
 

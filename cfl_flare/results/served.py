@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 # In the folder of a simulation: how its participants filled up and scaled their tables.
 PREPARATIONS = "preparations.json"
-PREPARATIONS_FIELDS: schema.Fields = {"columns": schema.json_object, "participants": schema.dict_of(schema.json_object)}
+PREPARATIONS_FIELDS: schema.Fields = {
+    "columns": schema.json_object,
+    "participants": schema.dict_of(schema.json_object),
+}
 
 
 def save_served(
@@ -75,7 +78,11 @@ def save_served(
         meta["ensemble"] = {"parts": len(served.models), "vote": served.vote}
     for slot, other in (beside or {}).items():
         theirs = other.arrays()
-        differing = {k: a for k, a in arrays.items() if k not in theirs or not np.array_equal(a, theirs[k])}
+        differing = {
+            k: a
+            for k, a in arrays.items()
+            if k not in theirs or not np.array_equal(a, theirs[k])
+        }
         if len(differing) < len(written):
             meta[BESIDE], written = slot, differing
     make_folder(folder, private=folder.name == SERVED)
@@ -83,7 +90,10 @@ def save_served(
 
 
 def load_model(
-    run: str | Path, slot: str | None = None, model: torch.nn.Module | None = None, participant: str | None = None
+    run: str | Path,
+    slot: str | None = None,
+    model: torch.nn.Module | None = None,
+    participant: str | None = None,
 ) -> torch.nn.Module:
     """A trained model of a run, ready to predict.
 
@@ -103,7 +113,10 @@ def load_model(
     """
     if participant is None:
         return read_model(_model_file(run, slot or GLOBAL), model, imported=True)
-    require(slot is None, f"load_model: slot = {slot!r} and participant = {participant!r}: give one of the two")
+    require(
+        slot is None,
+        f"load_model: slot = {slot!r} and participant = {participant!r}: give one of the two",
+    )
     return read_model(served_file(Path(run), participant), model, imported=True)
 
 
@@ -120,7 +133,9 @@ def load_arrays(run: str | Path, slot: str = GLOBAL) -> dict[str, np.ndarray]:
 
 
 def _model_file(run: str | Path, slot: str) -> Path:
-    return model_path(Path(run) if (Path(run) / MODELS).is_dir() else the_run(run), slot)
+    return model_path(
+        Path(run) if (Path(run) / MODELS).is_dir() else the_run(run), slot
+    )
 
 
 def served_file(run: Path, participant: str) -> Path:
@@ -130,19 +145,31 @@ def served_file(run: Path, participant: str) -> Path:
     folder above that. A `ConfigError` says who has such a file if that participant has none.
     """
     name = f"{SERVED}/{participant}.safetensors"
-    require(Path(name).parent.name == SERVED, f"there is no participant {shown(participant)}")
+    require(
+        Path(name).parent.name == SERVED,
+        f"there is no participant {shown(participant)}",
+    )
     places = [run, *(run.iterdir() if run.is_dir() else ())]
     if not any((place / SERVED).is_dir() for place in places):
         places = [the_run(run)]
     files = [place / name for place in places if (place / name).is_file()]
     if not files:
         raise ConfigError(_no_file_of(participant, run))
-    require(len(files) == 1, f"{run} holds {shown(participant)} more than once: {listed(files)}; name one run")
+    require(
+        len(files) == 1,
+        f"{run} holds {shown(participant)} more than once: {listed(files)}; name one run",
+    )
     return files[0]
 
 
 def _no_file_of(participant: str, run: Path) -> str:
-    there = sorted(path.stem for path in (*run.glob(f"{SERVED}/*.safetensors"), *run.glob(f"*/{SERVED}/*.safetensors")))
+    there = sorted(
+        path.stem
+        for path in (
+            *run.glob(f"{SERVED}/*.safetensors"),
+            *run.glob(f"*/{SERVED}/*.safetensors"),
+        )
+    )
     if (run / SUMMARY).is_file():
         there = [person["name"] for person in load_run(run).summary["participants"]]
         if participant in there:
@@ -154,19 +181,35 @@ def _no_file_of(participant: str, run: Path) -> str:
 
 def save_preparations(folder: Path, people: Iterable[ParticipantData]) -> None:
     """Writes how a simulation's participants filled up and scaled their tables; nothing if its data is no table."""
-    fitted = {person.name: person.preparation for person in people if person.preparation is not None}
+    fitted = {
+        person.name: person.preparation
+        for person in people
+        if person.preparation is not None
+    }
     if fitted:
         columns = next(iter(fitted.values())).columns.to_dict()
-        values = {n: {k: v for k, v in p.to_dict().items() if k != "columns"} for n, p in fitted.items()}
-        atomic_write(folder / PREPARATIONS, json.dumps({"columns": columns, "participants": values}))
+        values = {
+            n: {k: v for k, v in p.to_dict().items() if k != "columns"}
+            for n, p in fitted.items()
+        }
+        atomic_write(
+            folder / PREPARATIONS,
+            json.dumps({"columns": columns, "participants": values}),
+        )
 
 
 def columns_of(folder: Path) -> Columns | None:
     content = _preparations(folder)
-    return None if content is None else Columns.of(content["columns"], str(folder / PREPARATIONS))
+    return (
+        None
+        if content is None
+        else Columns.of(content["columns"], str(folder / PREPARATIONS))
+    )
 
 
-def preparation_of(path: Path, meta: Mapping[str, Any], participant: str | None) -> Preparation:
+def preparation_of(
+    path: Path, meta: Mapping[str, Any], participant: str | None
+) -> Preparation:
     """How a table is filled up and scaled for the model in a file: as the file says, or as the run's participant did.
 
     The participant is None if the run has only one.
@@ -180,13 +223,21 @@ def preparation_of(path: Path, meta: Mapping[str, Any], participant: str | None)
     content = _preparations(folder)
     if content is None:
         way_out = "use the model that the site itself keeps in served/, or a simulation's folder"
-        raise ConfigError(f"predict: {folder} does not say how a table was filled up and scaled; {way_out}")
+        raise ConfigError(
+            f"predict: {folder} does not say how a table was filled up and scaled; {way_out}"
+        )
     people = content["participants"]
-    name = next(iter(people)) if participant is None and len(people) == 1 else participant
-    some = f"{len(people)}, such as {listed(people, 3)}; each filled up and scaled its own"
+    name = (
+        next(iter(people)) if participant is None and len(people) == 1 else participant
+    )
+    some = (
+        f"{len(people)}, such as {listed(people, 3)}; each filled up and scaled its own"
+    )
     whose = f"predict: whose table is it? --participant {shown(participant)} is none of the run's {some}"
     require(name in people, whose)
-    return Preparation.of({**people[name], "columns": content["columns"]}, str(folder / PREPARATIONS))
+    return Preparation.of(
+        {**people[name], "columns": content["columns"]}, str(folder / PREPARATIONS)
+    )
 
 
 def classes_of(path: Path, meta: Mapping[str, Any]) -> tuple[str, ...]:

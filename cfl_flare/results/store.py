@@ -27,7 +27,14 @@ import numpy as np
 from cfl_flare.core.arrays import Archive, load_arrays, save_arrays
 from cfl_flare.core.config import unmarked
 from cfl_flare.core.errors import CFLError, FileError, PayloadError
-from cfl_flare.core.files import atomic_write, make_folder, parse_json, private_file, read_text, writing
+from cfl_flare.core.files import (
+    atomic_write,
+    make_folder,
+    parse_json,
+    private_file,
+    read_text,
+    writing,
+)
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.text import shown
 from cfl_flare.methods import ServerState
@@ -75,7 +82,9 @@ class Store:
         """Locks the store until `unlock`, or until this process ends; a StoreError if another run holds the lock."""
         make_folder(self.folder, private=True)
         with writing(self.folder / "lock"):
-            self._lock = os.fdopen(private_file(self.folder / "lock", os.O_WRONLY | os.O_CREAT), "w")
+            self._lock = os.fdopen(
+                private_file(self.folder / "lock", os.O_WRONLY | os.O_CREAT), "w"
+            )
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -90,17 +99,27 @@ class Store:
         if versions := list(self.folder.glob("round-*")):
             set_aside(self.folder, [*versions, *self.folder.glob(ARCHIVE)])
 
-    def save(self, number: int, models: Models, metadata: Facts, others: Arrays | None = None) -> None:
+    def save(
+        self, number: int, models: Models, metadata: Facts, others: Arrays | None = None
+    ) -> None:
         """Writes the version after this number of rounds, then deletes all but the last two.
 
         Models' names must not contain ``|``; ``others`` are arrays that are not models. A FileError says that it cannot
         be written; the versions before it are left.
         """
         make_folder(self.folder, private=True)
-        arrays = {f"{name}|{key}": a for name, p in models.items() for key, a in p.arrays().items()}
-        arrays |= {f"{NOT_MODELS}|{key}": array for key, array in (others or {}).items()}
+        arrays = {
+            f"{name}|{key}": a
+            for name, p in models.items()
+            for key, a in p.arrays().items()
+        }
+        arrays |= {
+            f"{NOT_MODELS}|{key}": array for key, array in (others or {}).items()
+        }
         path = self._path(number)
-        text = json.dumps({"version": VERSION, "round": number, "facts": dict(metadata)})
+        text = json.dumps(
+            {"version": VERSION, "round": number, "facts": dict(metadata)}
+        )
         try:
             save_arrays(path, arrays, {CHECKSUM: _sha256(text)}, self.durable)
             atomic_write(path.with_suffix(".json"), text, self.durable)
@@ -111,7 +130,9 @@ class Store:
             old.with_suffix(".json").unlink(missing_ok=True)
             old.unlink(missing_ok=True)
 
-    def try_to_save(self, number: int, models: Models, metadata: Facts, others: Arrays | None = None) -> str | None:
+    def try_to_save(
+        self, number: int, models: Models, metadata: Facts, others: Arrays | None = None
+    ) -> str | None:
         """As `save`, but a run goes on without it: it could resume from the version before, and tries again next time.
 
         Returns why it cannot be written, in one line; None if it was.
@@ -129,10 +150,15 @@ class Store:
 
     def versions(self) -> list[int]:
         """Rounds of the complete versions, oldest first."""
-        numbers = (path.stem.removeprefix("round-") for path in self.folder.glob("round-[0-9]*.json"))
+        numbers = (
+            path.stem.removeprefix("round-")
+            for path in self.folder.glob("round-[0-9]*.json")
+        )
         return sorted(int(number) for number in numbers if number.isdecimal())
 
-    def load(self, number: int, layout: Layout) -> tuple[dict[str, Params], dict[str, Any]]:
+    def load(
+        self, number: int, layout: Layout
+    ) -> tuple[dict[str, Params], dict[str, Any]]:
         """Reads a version: its models, and its metadata, with other arrays as ``arrays`` if there are any.
 
         Raises:
@@ -146,20 +172,31 @@ class Store:
             version = content["version"]
             metadata = content["facts"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise PayloadError("damaged_file", f"{path} cannot be read: {error}") from error
+            raise PayloadError(
+                "damaged_file", f"{path} cannot be read: {error}"
+            ) from error
         if version != VERSION:
-            raise PayloadError("version", f"{path} has format {version!r}, this is {VERSION}")
+            raise PayloadError(
+                "version", f"{path} has format {version!r}, this is {VERSION}"
+            )
         arrays, meta = load_arrays(path)
         if meta.get(CHECKSUM) != _sha256(text):
-            raise PayloadError("damaged_file", f"{path} and its .json file do not match their checksum")
+            raise PayloadError(
+                "damaged_file", f"{path} and its .json file do not match their checksum"
+            )
         if not isinstance(metadata, dict):
-            raise PayloadError("damaged_file", f"{description}: facts are a {type(metadata).__name__}")
+            raise PayloadError(
+                "damaged_file", f"{description}: facts are a {type(metadata).__name__}"
+            )
         models: dict[str, dict[str, Any]] = {}
         for key, array in arrays.items():
             name, _, parameter = key.partition("|")
             models.setdefault(name, {})[parameter] = array
         others = models.pop(NOT_MODELS, {})
-        packed = {name: layout.restricted(model.keys()).pack(model) for name, model in models.items()}
+        packed = {
+            name: layout.restricted(model.keys()).pack(model)
+            for name, model in models.items()
+        }
         return packed, {**metadata, "arrays": others} if others else metadata
 
     def latest(self, layout: Layout) -> tuple[int, dict[str, Params], dict[str, Any]]:
@@ -172,9 +209,16 @@ class Store:
                 return number, *self.load(number, layout)
             except PayloadError as error:
                 logger.warning("%s; falling back to the version before it", error)
-        there = sorted({path.parents[1].name for path in self.folder.parents[1].glob("*/*/round-*.json")})
+        there = sorted(
+            {
+                path.parents[1].name
+                for path in self.folder.parents[1].glob("*/*/round-*.json")
+            }
+        )
         runs = ", ".join(there) or "none"
-        raise StoreError(f"{self.folder} holds no intact version to resume from; there are runs: {runs}")
+        raise StoreError(
+            f"{self.folder} holds no intact version to resume from; there are runs: {runs}"
+        )
 
 
 def set_aside(folder: Path, paths: Sequence[Path]) -> None:
@@ -199,7 +243,9 @@ def _list_changes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
         after = now.get(name)
         if before == after:
             continue
-        values = f": {shown(before)} there, {shown(after)} here" if name == "classes" else ""
+        values = (
+            f": {shown(before)} there, {shown(after)} here" if name == "classes" else ""
+        )
         changed.append(f"{name}{values}")
     return changed
 
@@ -207,7 +253,12 @@ def _list_changes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
 def state_metadata(state: ServerState) -> dict[str, Any]:
     """The part of a server's state that is not models, as JSON values; `state_of` reads it."""
     labels = {"labels": dict(state.labels)} if state.labels else {}
-    return {"assignment": dict(state.assignment), "round": state.round, "extras": dict(state.extras), **labels}
+    return {
+        "assignment": dict(state.assignment),
+        "round": state.round,
+        "extras": dict(state.extras),
+        **labels,
+    }
 
 
 def state_of(models: Mapping[str, Params], metadata: Mapping[str, Any]) -> ServerState:
@@ -264,14 +315,22 @@ class Checkpoint:
     @property
     def recorded(self) -> int:
         """Rounds whose records are complete: those before the one in ``progress``."""
-        return self.state.round if self.progress.record is None else int(self.progress.record["round"])
+        return (
+            self.state.round
+            if self.progress.record is None
+            else int(self.progress.record["round"])
+        )
 
     def save(self, store: Store, run: Mapping[str, Any]) -> str | None:
         """Writes it; returns why it cannot be written, or None, see `Store.try_to_save`.
 
         A run with other settings than ``run``, which are JSON values, cannot resume from here.
         """
-        memory = {f"{name}#{what}": params for name, part in self.memory.items() for what, params in part.items()}
+        memory = {
+            f"{name}#{what}": params
+            for name, part in self.memory.items()
+            for what, params in part.items()
+        }
         # asdict would count a Counter's items instead of copying it.
         progress = {**vars(self.progress), "rejected": dict(self.progress.rejected)}
         metadata = {
@@ -281,7 +340,9 @@ class Checkpoint:
             "last": None if self.last is None else asdict(self.last),
             "run": unmarked(run),
         }
-        return store.try_to_save(self.state.round, {**self.state.bank, **memory}, metadata, self.state.arrays)
+        return store.try_to_save(
+            self.state.round, {**self.state.bank, **memory}, metadata, self.state.arrays
+        )
 
     @classmethod
     def latest(

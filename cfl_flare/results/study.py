@@ -17,7 +17,16 @@ from cfl_flare.core.errors import ConfigError, FileError
 from cfl_flare.core.files import below, read_json
 from cfl_flare.core.text import plain
 from cfl_flare.results import schema
-from cfl_flare.results.comparison import CHANCE, GAINS, LOSES, MARGIN, UNKNOWN, Comparison, Gain, Measured
+from cfl_flare.results.comparison import (
+    CHANCE,
+    GAINS,
+    LOSES,
+    MARGIN,
+    UNKNOWN,
+    Comparison,
+    Gain,
+    Measured,
+)
 from cfl_flare.results.metrics import ACCURACY, Metric
 from cfl_flare.results.remarks import figure, listed
 
@@ -73,9 +82,17 @@ class Basis:
     @classmethod
     def of_measured(cls, measured: Measured, everyone: int | None) -> Basis:
         """That of one candidate; ``everyone`` is how many hospitals take part, None for those that measured."""
-        totals = [sum(counts) for counts in zip(*(hospital.classes for hospital in measured.values()))]
+        totals = [
+            sum(counts)
+            for counts in zip(*(hospital.classes for hospital in measured.values()))
+        ]
         samples = sum(hospital.tested for hospital in measured.values())
-        return cls(len(measured), everyone or len(measured), samples, sum(totals) - max(totals) if totals else None)
+        return cls(
+            len(measured),
+            everyone or len(measured),
+            samples,
+            sum(totals) - max(totals) if totals else None,
+        )
 
     @property
     def deciding(self) -> int:
@@ -83,7 +100,11 @@ class Basis:
 
     def text(self, split: str) -> str:
         """``9 of 12 hospitals with 120 test samples, 31 of them not of the most frequent class``."""
-        among = "" if self.rarer is None else f", {self.rarer} of them not of the most frequent class"
+        among = (
+            ""
+            if self.rarer is None
+            else f", {self.rarer} of them not of the most frequent class"
+        )
         return f"{self.hospitals} of {self.of} hospitals with {self.samples} {split} samples{among}"
 
 
@@ -150,28 +171,43 @@ class Verdict:
         for (name, reference), comparison in self.compared.items():
             values = asdict(comparison)
             means = {"one": values.pop("mean"), "other": values.pop("reference")}
-            compared.append({"one": name, "other": reference, "found": {**means, **values}})
+            compared.append(
+                {"one": name, "other": reference, "found": {**means, **values}}
+            )
         return {**asdict(self), "compared": compared, "sentences": self.sentences()}
 
     def sentences(self) -> list[str]:
         """What to do, and how sure that is."""
         lines = [self._advice()]
         if self.basis:
-            chosen, judged = (self.basis[split].text(split) for split in ("validation", "test"))
+            chosen, judged = (
+                self.basis[split].text(split) for split in ("validation", "test")
+            )
             lines.append(f"Chosen by {chosen}; judged by {judged}.")
         if self.left_out and not self.reversed_without:
-            lines.append(f"Without any one of {self.left_out} hospitals the choice is the same.")
+            lines.append(
+                f"Without any one of {self.left_out} hospitals the choice is the same."
+            )
         if self.majority is not None and is_accuracy(self.metric):
-            lines.append(f"Naming the most frequent class everywhere has accuracy {figure(self.majority)}.")
+            lines.append(
+                f"Naming the most frequent class everywhere has accuracy {figure(self.majority)}."
+            )
         references = {ONE_MODEL: "one model for all", ALONE: "each hospital alone"}
-        for name, words in {**references, self.random: "random groups of the same sizes"}.items():
+        for name, words in {
+            **references,
+            self.random: "random groups of the same sizes",
+        }.items():
             comparison = self.compared.get((self.chosen.name, name))
             if comparison is not None:
                 lines.append(f"Against {words}: {self._numbers(comparison)}.")
         lines += self._who(ONE_MODEL) + self._who(ALONE)
-        measured = max((comparison.hospitals for comparison in self.compared.values()), default=0)
+        measured = max(
+            (comparison.hospitals for comparison in self.compared.values()), default=0
+        )
         if 0 < measured < FEW_HOSPITALS:
-            lines.append(f"With {measured} hospitals, the intervals say little of other hospitals.")
+            lines.append(
+                f"With {measured} hospitals, the intervals say little of other hospitals."
+            )
         level = abs(self.tested[ONE_MODEL])
         if self.mode == "min" and self.margin > WIDE * level:
             share = f"{self.margin / level:.0%} of" if level else "above"
@@ -182,7 +218,11 @@ class Verdict:
         return lines
 
     def _advice(self) -> str:
-        way = "let each hospital train alone" if self.chosen.name == ALONE else f"train {self.chosen.title}"
+        way = (
+            "let each hospital train alone"
+            if self.chosen.name == ALONE
+            else f"train {self.chosen.title}"
+        )
         if self.unsure:
             return f"Cannot tell whether to cluster: {self.unsure}. Until then, {way}."
         if self.cluster:
@@ -192,7 +232,9 @@ class Verdict:
             return f"{advice} All candidates with clusters were clearly worse on validation samples."
         comparison = self.compared[self.best_clustered.name, self.best_other.name]
         if comparison.low > 0:  # so that random groups decide
-            numbers = self._numbers(self.compared[self.best_clustered.name, self.random])
+            numbers = self._numbers(
+                self.compared[self.best_clustered.name, self.random]
+            )
             return f"{advice} {self.best_clustered.title} is not clearly better than random groups: {numbers}."
         worse = "clearly worse" if comparison.clear else "no clear gain over it"
         return f"{advice} {self.best_clustered.title} is {worse}: {self._numbers(comparison)}."
@@ -209,20 +251,36 @@ class Verdict:
     def _who(self, reference: str) -> list[str]:
         """Which hospitals gain and lose against a reference."""
         one_model = reference == ONE_MODEL
-        gains = {h.name: gain for h in self.hospitals if (gain := h.to_one if one_model else h.to_alone) is not None}
+        gains = {
+            h.name: gain
+            for h in self.hospitals
+            if (gain := h.to_one if one_model else h.to_alone) is not None
+        }
         if not gains:
             return []
-        names = {says: [n for n, g in gains.items() if g.says == says] for says in (GAINS, LOSES, CHANCE, UNKNOWN)}
+        names = {
+            says: [n for n, g in gains.items() if g.says == says]
+            for says in (GAINS, LOSES, CHANCE, UNKNOWN)
+        }
         better, worse = "are better off than alone", "better off alone"
         if one_model:
-            better, worse = "gain over one model", "loses" if len(names[LOSES]) == 1 else "lose"
+            better, worse = (
+                "gain over one model",
+                "loses" if len(names[LOSES]) == 1 else "lose",
+            )
         parts = [f"{len(names[GAINS])} of {len(gains)} hospitals {better}"]
         parts += [f"{listed(names[LOSES], MOST_NAMES)} {worse}"] if names[LOSES] else []
         parts += [f"{len(names[CHANCE])} within chance"] if names[CHANCE] else []
         if names[UNKNOWN]:
-            needed = sorted(n for name in names[UNKNOWN] if (n := gains[name].needed) is not None)
+            needed = sorted(
+                n for name in names[UNKNOWN] if (n := gains[name].needed) is not None
+            )
             ends = dict.fromkeys([*needed[:1], *needed[-1:]])
-            way = f" (about {' to '.join(map(str, ends))} test samples each would do)" if needed else ""
+            way = (
+                f" (about {' to '.join(map(str, ends))} test samples each would do)"
+                if needed
+                else ""
+            )
             parts.append(f"{len(names[UNKNOWN])} cannot tell{way}")
         return ["; ".join(parts) + "."]
 
@@ -235,7 +293,9 @@ def signed(value: float) -> str:
     return ("+" if value > 0 else "") + figure(value)
 
 
-SENTENCE = schema.described("a sentence", lambda value: isinstance(value, str) and len(value) <= 5000)
+SENTENCE = schema.described(
+    "a sentence", lambda value: isinstance(value, str) and len(value) <= 5000
+)
 NUMBERS = schema.dict_of(schema.number)
 COUNTS = schema.list_of(schema.count)
 GAIN = schema.object_with(
@@ -252,14 +312,23 @@ HOSPITAL = schema.object_with(
 VERDICT = schema.object_with(
     metric=schema.text,
     cluster=schema.flag,
-    chosen=schema.object_with(name=schema.text, title=schema.text, clusters=schema.count, private=schema.flag),
+    chosen=schema.object_with(
+        name=schema.text, title=schema.text, clusters=schema.count, private=schema.flag
+    ),
     rounds=schema.count,
     tested=NUMBERS,
     hospitals=schema.list_of(HOSPITAL),
     sentences=schema.list_of(SENTENCE),
 )
-RUNG = schema.object_with(rounds=schema.count, means=NUMBERS, dropped=schema.dict_of(SENTENCE), seconds=schema.number)
-COST = schema.object_with(rounds=schema.count, everything=schema.count, seconds=schema.number)
+RUNG = schema.object_with(
+    rounds=schema.count,
+    means=NUMBERS,
+    dropped=schema.dict_of(SENTENCE),
+    seconds=schema.number,
+)
+COST = schema.object_with(
+    rounds=schema.count, everything=schema.count, seconds=schema.number
+)
 FIELDS: schema.Fields = {
     "version": schema.version(VERSION),
     "settings": schema.json_object,
@@ -293,5 +362,7 @@ def find_study(folder: str | Path) -> Path | None:
     """The folder of the only study in or below a folder; None if there is none. A ConfigError if there are several."""
     folders = sorted(path.parent for path in below(Path(folder)) if path.name == STUDY)
     if len(folders) > 1:
-        raise ConfigError(f"{folder} holds several studies: {', '.join(map(str, folders))}; name one")
+        raise ConfigError(
+            f"{folder} holds several studies: {', '.join(map(str, folders))}; name one"
+        )
     return folders[0] if folders else None

@@ -20,7 +20,14 @@ from torchvision.transforms import v2
 
 from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.training.transforms import ALLOWED, COLOUR, POLICIES, WITHOUT_MASKS, named, parsed
+from cfl_flare.training.transforms import (
+    ALLOWED,
+    COLOUR,
+    POLICIES,
+    WITHOUT_MASKS,
+    named,
+    parsed,
+)
 
 # A transform may make an image's longer side this many times as long, before another one crops it.
 LARGEST_FACTOR = 3
@@ -42,7 +49,9 @@ class Augment:
         self._texts, self._masks = tuple(texts), masks
         self._chain = [_built(text, masks) for text in texts]
 
-    def __call__(self, x: Tensor, y: Tensor, seed: int | Sequence[int]) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, y: Tensor, seed: int | Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         """Transform images and, if labels are masks, their masks. Shapes, dtypes and device stay.
 
         Args:
@@ -58,15 +67,22 @@ class Augment:
         images, labels = x.cpu(), y.cpu() if self._masks else y
         if isinstance(seed, int):
             with _drawing(seed):
-                pairs = [self._transformed(image, label, self._chain) for image, label in zip(images, labels)]
+                pairs = [
+                    self._transformed(image, label, self._chain)
+                    for image, label in zip(images, labels)
+                ]
         else:
             pairs = [self._transform_alone(*each) for each in zip(images, labels, seed)]
         made = torch.stack([image for image, _ in pairs]).sub_(0.5).div_(0.5)
         self._check_finite(made, self._title)
         made = made.contiguous(memory_format=torch.channels_last).to(x.device)
-        return made, torch.stack([label for _, label in pairs]).to(y.device) if self._masks else y
+        return made, torch.stack([label for _, label in pairs]).to(
+            y.device
+        ) if self._masks else y
 
-    def _transform_alone(self, image: Tensor, label: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    def _transform_alone(
+        self, image: Tensor, label: Tensor, seed: int
+    ) -> tuple[Tensor, Tensor]:
         """One image and its label, with draws that no other image shares."""
         with _drawing(seed):
             return self._transformed(image, label, self._chain)
@@ -95,29 +111,44 @@ class Augment:
 
     @staticmethod
     def _check_finite(images: Tensor, where: str) -> None:
-        require(bool(images.isfinite().all()), f"{where}: a result is not finite; leave out what makes it so")
+        require(
+            bool(images.isfinite().all()),
+            f"{where}: a result is not finite; leave out what makes it so",
+        )
 
     def _check_sizes(self, text: str, shape: tuple[int, ...]) -> None:
         """Refuses what would take much memory, before it does."""
         name, settings = parsed(text)
         side = max(shape[1:])
-        most = {"size": LARGEST_FACTOR * side, "padding": side, "kernel_size": LARGEST_FACTOR * side}
+        most = {
+            "size": LARGEST_FACTOR * side,
+            "padding": side,
+            "kernel_size": LARGEST_FACTOR * side,
+        }
         if name == "ElasticTransform":
-            most["sigma"] = LARGEST_FACTOR * side // 8  # its kernel is eight sigmas long
+            most["sigma"] = (
+                LARGEST_FACTOR * side // 8
+            )  # its kernel is eight sigmas long
         for key in (key for key in settings if key in most):
             value, limit = settings[key], most[key]
             largest = max(value) if isinstance(value, (list, tuple)) else value
             large = f"{key} = {value!r} is too large for images of shape {shape}"
-            require(largest <= limit, f"{named(text)}: {large}; it may be up to {limit}")
+            require(
+                largest <= limit, f"{named(text)}: {large}; it may be up to {limit}"
+            )
 
     def _check_range(self, text: str, x: np.ndarray, where: str) -> None:
         name = parsed(text)[0]
         low, high = float(x.min()) / 2 + 0.5, float(x.max()) / 2 + 0.5
-        is_valid = (name not in COLOUR and name not in POLICIES) or (low >= -ROUNDING and high <= 1 + ROUNDING)
+        is_valid = (name not in COLOUR and name not in POLICIES) or (
+            low >= -ROUNDING and high <= 1 + ROUNDING
+        )
         reason = f"{named(text)} takes images in [0, 1], and these are in [{low:.3g}, {high:.3g}]"
         require(is_valid, f"{where}: {reason}; scale them, or leave {name} out")
 
-    def _transformed(self, image: Tensor, label: Tensor, chain: Sequence[v2.Transform]) -> tuple[Tensor, Tensor]:
+    def _transformed(
+        self, image: Tensor, label: Tensor, chain: Sequence[v2.Transform]
+    ) -> tuple[Tensor, Tensor]:
         """One image in [-1, 1] ``(channels, height, width)``, in [0, 1] once it is transformed, and its label."""
         moved = tv_tensors.Image(image * 0.5 + 0.5)
         mask = tv_tensors.Mask(label) if self._masks else None
@@ -125,20 +156,33 @@ class Augment:
         for text, transform in zip(self._texts, chain):
             before = moved.shape
             try:
-                moved, mask = (transform(moved), None) if mask is None else transform(moved, mask)
+                moved, mask = (
+                    (transform(moved), None) if mask is None else transform(moved, mask)
+                )
             except Exception as error:  # torchvision raises many kinds of errors for images that it does not take
                 reason = f"{named(text)} fails on images of shape {tuple(before)} ({one_line(error)})"
-                raise ConfigError(f"{reason}; correct its settings, or leave it out") from error
+                raise ConfigError(
+                    f"{reason}; correct its settings, or leave it out"
+                ) from error
             resized = text if moved.shape != before else resized
             largest = max(moved.shape[1:])
-            require(largest <= longest, f"{named(text)} makes images of {largest} pixels a side; lower its settings")
+            require(
+                largest <= longest,
+                f"{named(text)} makes images of {largest} pixels a side; lower its settings",
+            )
         same = moved.shape == image.shape and moved.dtype == image.dtype
         require(
-            same and (mask is None or (mask.shape == label.shape and mask.dtype == label.dtype)),
+            same
+            and (
+                mask is None
+                or (mask.shape == label.shape and mask.dtype == label.dtype)
+            ),
             f"{named(resized)} makes images of shape {tuple(moved.shape)} {moved.dtype} of {tuple(image.shape)} "
             f"{image.dtype}; crop, pad or resize them to size=[{image.shape[1]},{image.shape[2]}]",
         )
-        return moved.as_subclass(Tensor), label if mask is None else mask.as_subclass(Tensor)
+        return moved.as_subclass(Tensor), label if mask is None else mask.as_subclass(
+            Tensor
+        )
 
 
 def _built(text: str, masks: bool, surely: bool = False) -> v2.Transform:
@@ -147,7 +191,9 @@ def _built(text: str, masks: bool, surely: bool = False) -> v2.Transform:
     cls = getattr(v2, name, None)
     if cls is None:
         reason = f"torchvision {torchvision.__version__} has no {name}"
-        raise ConfigError(f"{named(text)}: {reason}; install a newer one, or leave it out")
+        raise ConfigError(
+            f"{named(text)}: {reason}; install a newer one, or leave it out"
+        )
     alone = f"{name} cannot transform masks with their images; leave it out"
     require(not masks or name not in WITHOUT_MASKS, f"{named(text)}: {alone}")
     if "interpolation" in settings:
@@ -161,7 +207,9 @@ def _built(text: str, masks: bool, surely: bool = False) -> v2.Transform:
     try:
         return cls(**settings)
     except Exception as error:  # of whatever kind
-        raise ConfigError(f"{named(text)}: torchvision refuses it ({one_line(error)}); correct its settings") from error
+        raise ConfigError(
+            f"{named(text)}: torchvision refuses it ({one_line(error)}); correct its settings"
+        ) from error
 
 
 @contextmanager

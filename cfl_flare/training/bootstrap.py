@@ -68,7 +68,12 @@ def draw_of(seed: int, participant: str, key: str) -> int:
 
 
 def drawn_rows(
-    seed: int, participant: str, key: str, samples: int, times: int, patient: np.ndarray | None = None
+    seed: int,
+    participant: str,
+    key: str,
+    samples: int,
+    times: int,
+    patient: np.ndarray | None = None,
 ) -> Iterator[np.ndarray]:
     """The rows of each draw, int64: as many as there are, with replacement, or all rows of as many patients.
 
@@ -83,7 +88,12 @@ def drawn_rows(
     order = np.argsort(patient, kind="stable")
     rows_of = np.split(order, np.flatnonzero(np.diff(patient[order])) + 1)
     for _ in range(times):
-        yield np.concatenate([rows_of[number] for number in rng.integers(len(rows_of), size=len(rows_of))])
+        yield np.concatenate(
+            [
+                rows_of[number]
+                for number in rng.integers(len(rows_of), size=len(rows_of))
+            ]
+        )
 
 
 # From here on, a loss could be beyond float32, which a draw without its sample is not.
@@ -92,7 +102,9 @@ HUGE = 1e15
 MEAN_LOSSES = {task.loss for task in TASKS.values() if task.separable}
 
 
-def counted(task: LearningTask, name: str, outputs: Tensor, targets: Tensor) -> Callable[[Tensor], Tensor] | None:
+def counted(
+    task: LearningTask, name: str, outputs: Tensor, targets: Tensor
+) -> Callable[[Tensor], Tensor] | None:
     """A function that measures all draws at once: counts ``(n, draws)`` float64 to ``(draws,)``, NaN where not defined.
 
     None where there is no such way: for the task, for the measure, or for values that are huge or not finite.
@@ -106,11 +118,20 @@ def counted(task: LearningTask, name: str, outputs: Tensor, targets: Tensor) -> 
         return None
     if name == "loss":
         is_mean = type(task).loss in MEAN_LOSSES
-        return partial(means, task.sample_losses(outputs[None], targets)[0]) if is_mean else None
+        return (
+            partial(means, task.sample_losses(outputs[None], targets)[0])
+            if is_mean
+            else None
+        )
     measure = task.measures[name]
     if not isinstance(measure, CountedMeasure):
         return None
-    return partial(measure.of_counts, compared(measure, task.unscale(outputs), task.link), targets, task)
+    return partial(
+        measure.of_counts,
+        compared(measure, task.unscale(outputs), task.link),
+        targets,
+        task,
+    )
 
 
 def replicates(
@@ -143,19 +164,32 @@ def replicates(
             if should_stop():
                 raise AbortedError("aborted while a test split was drawn anew")
             chosen = torch.from_numpy(drawn).to(outputs.device)
-            for name, value in _measured(task, outputs[chosen], targets[chosen], one_by_one).items():
-                values[name].append(value if value is not None and math.isfinite(value) else None)
+            for name, value in _measured(
+                task, outputs[chosen], targets[chosen], one_by_one
+            ).items():
+                values[name].append(
+                    value if value is not None and math.isfinite(value) else None
+                )
         done += len(chunk)
-        places = np.concatenate([drawn * len(chunk) + number for number, drawn in enumerate(chunk)])
-        tally = np.bincount(places, minlength=samples * len(chunk)).reshape(samples, len(chunk))
+        places = np.concatenate(
+            [drawn * len(chunk) + number for number, drawn in enumerate(chunk)]
+        )
+        tally = np.bincount(places, minlength=samples * len(chunk)).reshape(
+            samples, len(chunk)
+        )
         counts = torch.from_numpy(tally).to(outputs.device).double()
         for name, way in ways.items():
             if way is not None:
-                values[name] += [value if math.isfinite(value) else None for value in way(counts).tolist()]
+                values[name] += [
+                    value if math.isfinite(value) else None
+                    for value in way(counts).tolist()
+                ]
     return {name: tuple(of_draws) for name, of_draws in values.items()}
 
 
-def _measured(task: LearningTask, outputs: Tensor, targets: Tensor, names: list[str]) -> dict[str, float | None]:
+def _measured(
+    task: LearningTask, outputs: Tensor, targets: Tensor, names: list[str]
+) -> dict[str, float | None]:
     """These measures of one draw; of a task that measures in its own way, those among all of them."""
     if type(task).measured is LearningTask.measured:
         return {name: task.measure(name, outputs, targets) for name in names}

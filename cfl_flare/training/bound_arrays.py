@@ -28,7 +28,9 @@ class BoundArray:
         is_parameter: whether it is trained, and not a buffer.
     """
 
-    def __init__(self, name: str, tensor: Tensor, holders: list[Holder], is_parameter: bool):
+    def __init__(
+        self, name: str, tensor: Tensor, holders: list[Holder], is_parameter: bool
+    ):
         self.name = name
         self.is_parameter = is_parameter
         self._tensor = tensor
@@ -56,7 +58,9 @@ class BoundArray:
             DataError: it is a parameter, or the other array has another shape or kind of number.
         """
         others = [held.get(key) for held, key in self._holders]
-        other = next((array for array in others if array is not self._tensor), self._tensor)
+        other = next(
+            (array for array in others if array is not self._tensor), self._tensor
+        )
         values = None if other is None else other.detach().clone()
         self.put_back()
         if self.is_parameter:
@@ -64,8 +68,16 @@ class BoundArray:
                 f"forward() replaces its parameter {self.name!r}, which no optimizer would follow; change it in place, "
                 "by copy_() within torch.no_grad(), or use torch.nn.utils.parametrize"
             )
-        if values is None or values.shape != self._own.shape or values.dtype != self._own.dtype:
-            new = "nothing" if values is None else f"an array of shape {tuple(values.shape)} and type {values.dtype}"
+        if (
+            values is None
+            or values.shape != self._own.shape
+            or values.dtype != self._own.dtype
+        ):
+            new = (
+                "nothing"
+                if values is None
+                else f"an array of shape {tuple(values.shape)} and type {values.dtype}"
+            )
             raise DataError(
                 f"forward() puts {new} in the place of its buffer {self.name!r} of shape {tuple(self._own.shape)} and "
                 f"type {self._own.dtype}, and models of different shapes have no mean; keep the shape, or register "
@@ -90,10 +102,16 @@ def find_new_parameters(module: nn.Module, known: set[int]) -> list[str]:
         module: after it has computed.
         known: the identities of the parameters that it was built with.
     """
-    return [name for name, parameter in module.named_parameters() if id(parameter) not in known]
+    return [
+        name
+        for name, parameter in module.named_parameters()
+        if id(parameter) not in known
+    ]
 
 
-def _held_arrays(module: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, Tensor]]:
+def _held_arrays(
+    module: nn.Module,
+) -> Iterator[tuple[dict[str, Tensor | None], str, Tensor]]:
     for part in module.modules():
         for held in (part._parameters, part._buffers):
             for key, tensor in held.items():

@@ -18,7 +18,14 @@ from cfl_flare.core.errors import AbortedError, ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.losses import Step, Term
-from cfl_flare.training.privacy import TEST, TRAIN, DPSettings, Randomness, RoundAccount, add_noise
+from cfl_flare.training.privacy import (
+    TEST,
+    TRAIN,
+    DPSettings,
+    Randomness,
+    RoundAccount,
+    add_noise,
+)
 from cfl_flare.training.private_draws import SampleDraws
 from cfl_flare.training.runtime import Batches, Split
 from cfl_flare.training.settings import TrainSettings
@@ -32,15 +39,41 @@ def check_training(settings: TrainSettings, task: LearningTask) -> None:
     """Raises a ConfigError for settings that break the guarantee of differential privacy."""
     others = tuple(name for name in settings.measures if name not in MEASURES)
     for name, value, default, reason in (
-        ("score_bins", settings.score_bins, 0, "histograms are nearly the scores themselves"),
-        ("bootstrap", settings.bootstrap, 0, "draws show how far single losses are spread"),
+        (
+            "score_bins",
+            settings.score_bins,
+            0,
+            "histograms are nearly the scores themselves",
+        ),
+        (
+            "bootstrap",
+            settings.bootstrap,
+            0,
+            "draws show how far single losses are spread",
+        ),
         ("measures", others, (), "only accuracy and loss have a bound for one sample"),
-        ("class_weights", settings.class_weights, None, "weights of classes depend on all samples"),
-        ("precision", settings.precision, "float32", "norms of gradients are not exact in it"),
+        (
+            "class_weights",
+            settings.class_weights,
+            None,
+            "weights of classes depend on all samples",
+        ),
+        (
+            "precision",
+            settings.precision,
+            "float32",
+            "norms of gradients are not exact in it",
+        ),
     ):
-        require(value == default, f"training: dp does not go with {name} = {value!r}: {reason}; leave {name} out")
+        require(
+            value == default,
+            f"training: dp does not go with {name} = {value!r}: {reason}; leave {name} out",
+        )
     reason = f"dp does not go with task {task.name or type(task).__name__!r}, whose loss is no mean over samples"
-    require(task.separable, f"training: {reason}; take classification, binary, multilabel or regression")
+    require(
+        task.separable,
+        f"training: {reason}; take classification, binary, multilabel or regression",
+    )
 
 
 def _refused(what: str) -> str:
@@ -68,9 +101,19 @@ class DPLearner(Learner):
         randomness: of noise and Poisson samples by purpose; nobody else may be able to draw it at a real site.
     """
 
-    def __init__(self, *args: Any, account: RoundAccount, randomness: Callable[[str], Randomness], **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        account: RoundAccount,
+        randomness: Callable[[str], Randomness],
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
-        self._account, self._randomness, self._plan = account, randomness, account.account.plan
+        self._account, self._randomness, self._plan = (
+            account,
+            randomness,
+            account.account.plan,
+        )
         self.samples = account.account.samples[TRAIN]
         self._choices: dict[tuple[int, ...], tuple[Sequence[Params], int]] = {}
 
@@ -91,8 +134,14 @@ class DPLearner(Learner):
 
         The optimizer sees noisy gradients alone, and so do its momentum and the participant's private layers.
         """
-        require(inner_lr is None and epochs is None, _refused("fine-tuning and the steps of MAML"))
-        require(not any(term.compares for term in terms), _refused("penalties that compare features"))
+        require(
+            inner_lr is None and epochs is None,
+            _refused("fine-tuning and the steps of MAML"),
+        )
+        require(
+            not any(term.compares for term in terms),
+            _refused("penalties that compare features"),
+        )
         self._account.enter(self._plan.training, "training")
         return super().train(start, terms, purpose, frozen=frozen)
 
@@ -125,14 +174,21 @@ class DPLearner(Learner):
             return np.flatnonzero(drawn)
         rows = np.flatnonzero(drawn[patient])
         numbers = np.array(self._draws.draw("rows", step, rows), np.int64)
-        return at_most(self._runtime.settings.batch_size, rows[np.argsort(numbers, kind="stable")], patient)
+        return at_most(
+            self._runtime.settings.batch_size,
+            rows[np.argsort(numbers, kind="stable")],
+            patient,
+        )
 
     def _drawn(self, indices: list[Tensor], purpose: str) -> Batches:
         """The batches of these samples. Each sample is transformed with draws of its own."""
         augment = self._runtime.augment
         if augment is None:
             return Batches(self._train, indices)
-        seeds = [self._draws.draw(f"{purpose} augment", step, rows.tolist()) for step, rows in enumerate(indices)]
+        seeds = [
+            self._draws.draw(f"{purpose} augment", step, rows.tolist())
+            for step, rows in enumerate(indices)
+        ]
         return Batches(self._train, indices, augment, seeds)
 
     @cached_property
@@ -142,7 +198,12 @@ class DPLearner(Learner):
         return SampleDraws(secret, self._train)
 
     def _backward(
-        self, data: Batches, number: int, terms: Sequence[Term], fixed: list[Tensor | None], seen: Sequence[Tensor]
+        self,
+        data: Batches,
+        number: int,
+        terms: Sequence[Term],
+        fixed: list[Tensor | None],
+        seen: Sequence[Tensor],
     ) -> None:
         """Puts the noisy mean of clipped gradients into the resident model, then adds the gradient of the terms."""
         runtime = self._runtime
@@ -158,7 +219,9 @@ class DPLearner(Learner):
         if terms:
             sum(term(Step(runtime.shared_parameters)) for term in terms).backward()  # type: ignore[union-attr]
 
-    def _sum_clipped_gradients(self, data: Batches, number: int, beside: Tensor | None) -> Tensor:
+    def _sum_clipped_gradients(
+        self, data: Batches, number: int, beside: Tensor | None
+    ) -> Tensor:
         """The sum of the clipped gradients of a batch's patients.
 
         Args:
@@ -171,19 +234,28 @@ class DPLearner(Learner):
         """
         runtime = self._runtime
         batch = data[number]
-        total = torch.zeros(len(runtime.resident.gradient), dtype=torch.float64, device=runtime.device)
+        total = torch.zeros(
+            len(runtime.resident.gradient), dtype=torch.float64, device=runtime.device
+        )
         for rows in self._split_batch(batch):
 
             def loss_of(rows: Tensor = rows) -> Tensor:
                 outputs = runtime.resident.module(batch.x[rows]).float()
                 if beside is not None:
                     outputs = outputs + beside[rows]
-                return runtime.task.loss(outputs, batch.y[rows], None, runtime.settings.label_smoothing)
+                return runtime.task.loss(
+                    outputs, batch.y[rows], None, runtime.settings.label_smoothing
+                )
 
             patient = None if batch.patient is None else batch.patient[rows.numpy()]
             # A network may write sums of samples into its buffers.
-            with runtime.resident.keeping_statistics(), self._own_draws(data.places(number)[rows], number):
-                runtime.sample_gradients.add(loss_of, self._dp.max_grad_norm, total, patient)
+            with (
+                runtime.resident.keeping_statistics(),
+                self._own_draws(data.places(number)[rows], number),
+            ):
+                runtime.sample_gradients.add(
+                    loss_of, self._dp.max_grad_norm, total, patient
+                )
         return total
 
     def _split_batch(self, batch: Split) -> Iterator[Tensor]:
@@ -210,15 +282,22 @@ class DPLearner(Learner):
             before = _read_generators(self._runtime.device)
             yield
             changed = _read_generators(self._runtime.device) != before
-            reason = "dp: the network draws random numbers in some batches and not in others"
-            require(not changed, f"training: {reason}; take a network that always draws, or never")
+            reason = (
+                "dp: the network draws random numbers in some batches and not in others"
+            )
+            require(
+                not changed,
+                f"training: {reason}; take a network that always draws, or never",
+            )
             return
         (seed,) = self._draws.draw("network", step, rows[:1].tolist())
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             yield
 
-    def choice(self, models: Sequence[Params], samples: int | None = None, race: bool = False) -> int:
+    def choice(
+        self, models: Sequence[Params], samples: int | None = None, race: bool = False
+    ) -> int:
         """The index of a model with a small loss, by the exponential mechanism: that of the least noisy sum of losses.
 
         It is of all samples, whatever ``samples`` and ``race`` say.
@@ -234,14 +313,23 @@ class DPLearner(Learner):
             gumbel = -np.log(-np.log(np.clip(uniform, 1e-300, 1 - 1e-16)))
             scale = self._dp.max_loss * spend.noise_multiplier / 2
             # The models are held with it: a new one could have the id of one that is gone.
-            self._choices[key] = models, int((self._loss_sums(models) - scale * gumbel).argmin())
+            self._choices[key] = (
+                models,
+                int((self._loss_sums(models) - scale * gumbel).argmin()),
+            )
         return self._choices[key][1]
 
-    def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
+    def losses(
+        self, models: Sequence[Params], samples: int | None = None
+    ) -> np.ndarray:
         """Mean losses of all models, ``(K,)`` float64: noisy sums of clipped ones over the noisy count."""
         spend = self._account.enter(self._plan.answer, "losses")
         sensitivity = self._dp.max_loss * len(models) ** 0.5
-        noisy = add_noise(self._loss_sums(models), spend.noise_multiplier * sensitivity, self._noise("losses"))
+        noisy = add_noise(
+            self._loss_sums(models),
+            spend.noise_multiplier * sensitivity,
+            self._noise("losses"),
+        )
         return np.clip(noisy / self.samples, 0, self._dp.max_loss)
 
     @torch.no_grad()
@@ -251,21 +339,39 @@ class DPLearner(Learner):
         if self._beside is not None:
             outputs = outputs + self._predict([self._beside], self._train.x)
         losses = self._runtime.task.sample_losses(outputs, self._train.y).cpu().numpy()
-        return np.asarray(self._train.by_patient(np.clip(np.nan_to_num(losses, nan=most), 0, most)).sum(axis=1))
+        return np.asarray(
+            self._train.by_patient(
+                np.clip(np.nan_to_num(losses, nan=most), 0, most)
+            ).sum(axis=1)
+        )
 
     def measured(self, outputs: Tensor) -> dict[str, float]:
         """Accuracy, where the task has one, and loss on the test split: noisy sums over the noisy count."""
         task, test, most = self._runtime.task, self._test, self._dp.max_loss
         names = [name for name in MEASURES if name in task.always]
-        spend, samples = self._account.enter(self._plan.metrics, "metrics"), self._account.account.samples[TEST]
+        spend, samples = (
+            self._account.enter(self._plan.metrics, "metrics"),
+            self._account.account.samples[TEST],
+        )
         single = [(outputs[i : i + 1], test.y[i : i + 1]) for i in range(len(test))]
         sums = []
         for name in names:
-            values = np.nan_to_num([task.measure(name, *sample) or 0.0 for sample in single], nan=most)
-            sums.append(test.by_patient(np.clip(values / (most if name == "loss" else 1.0), 0, 1)).sum())
+            values = np.nan_to_num(
+                [task.measure(name, *sample) or 0.0 for sample in single], nan=most
+            )
+            sums.append(
+                test.by_patient(
+                    np.clip(values / (most if name == "loss" else 1.0), 0, 1)
+                ).sum()
+            )
         deviation = spend.noise_multiplier * len(names) ** 0.5
-        shares = np.clip(add_noise(np.array(sums), deviation, self._noise("metrics")) / samples, 0, 1).tolist()
-        return {name: share * (most if name == "loss" else 1.0) for name, share in zip(names, shares)}
+        shares = np.clip(
+            add_noise(np.array(sums), deviation, self._noise("metrics")) / samples, 0, 1
+        ).tolist()
+        return {
+            name: share * (most if name == "loss" else 1.0)
+            for name, share in zip(names, shares)
+        }
 
     def _noise(self, what: str) -> Randomness:
         return self._randomness(f"noise of {what}")

@@ -62,7 +62,9 @@ def _log_mean(logarithms: Tensor) -> Tensor:
 class Ensemble(nn.Module):
     """Modules that predict together, as one module: they take the same samples, and their outputs are `combined`."""
 
-    def __init__(self, parts: Iterable[nn.Module], vote: str = "logits", link: str = "softmax"):
+    def __init__(
+        self, parts: Iterable[nn.Module], vote: str = "logits", link: str = "softmax"
+    ):
         super().__init__()
         require(vote in VOTES, f"ensemble: vote = {vote!r} should be one of {VOTES}")
         require(link in LINKS, f"ensemble: link = {link!r} should be one of {LINKS}")
@@ -70,7 +72,9 @@ class Ensemble(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs ``(n, classes)`` of samples ``(n, *input_shape)``."""
-        return combined(torch.stack([part(x) for part in self.parts]), self.vote, self.link)
+        return combined(
+            torch.stack([part(x) for part in self.parts]), self.vote, self.link
+        )
 
 
 class InUnits(nn.Module):
@@ -122,7 +126,11 @@ class Served:
         """The arrays by name, constants included: of one model, or as in the `state_dict` of an `Ensemble`."""
         if len(self.models) == 1:
             return self.models[0].state()
-        return {f"parts.{i}.{key}": a for i, part in enumerate(self.models) for key, a in part.state().items()}
+        return {
+            f"parts.{i}.{key}": a
+            for i, part in enumerate(self.models)
+            for key, a in part.state().items()
+        }
 
     @property
     def of_parts(self) -> tuple[str, ...]:
@@ -131,15 +139,22 @@ class Served:
 
 def chain(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
     """The named layers of a chain: a `Network` whose body is a Sequential of plain layers; None for other modules."""
-    if type(module).forward is not Network.forward or not isinstance(module.body, nn.Sequential):
+    if type(module).forward is not Network.forward or not isinstance(
+        module.body, nn.Sequential
+    ):
         return None
     assert isinstance(module, Network)
-    layers: list[tuple[str, nn.Module]] = [(f"body.{name}", layer) for name, layer in module.body.named_children()]
+    layers: list[tuple[str, nn.Module]] = [
+        (f"body.{name}", layer) for name, layer in module.body.named_children()
+    ]
     layers.append(("head", module.head))
     before: nn.Module | None = None
     for _, layer in layers:
         folds = (
-            type(layer) is nn.BatchNorm2d and type(before) is nn.Conv2d and layer.affine and layer.track_running_stats
+            type(layer) is nn.BatchNorm2d
+            and type(before) is nn.Conv2d
+            and layer.affine
+            and layer.track_running_stats
         )
         convolves = type(layer) is nn.Conv2d and layer.padding_mode == "zeros"
         if not (folds or convolves or type(layer) in (nn.Linear, *PLAIN)):
@@ -151,7 +166,9 @@ def chain(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
 def ignores_mode(module: nn.Module) -> bool:
     """Whether a module is known to compute the same in training and in evaluation mode."""
     layers = chain(module)
-    return layers is not None and not any(isinstance(layer, (nn.BatchNorm2d, nn.Dropout)) for _, layer in layers)
+    return layers is not None and not any(
+        isinstance(layer, (nn.BatchNorm2d, nn.Dropout)) for _, layer in layers
+    )
 
 
 class Predictor:
@@ -163,17 +180,36 @@ class Predictor:
     """
 
     def __init__(
-        self, resident: ResidentModel, models: Sequence[Params], features: bool = False, training: bool = False
+        self,
+        resident: ResidentModel,
+        models: Sequence[Params],
+        features: bool = False,
+        training: bool = False,
     ):
-        self._resident, self._models, self._features, self._training = resident, list(models), features, training
+        self._resident, self._models, self._features, self._training = (
+            resident,
+            list(models),
+            features,
+            training,
+        )
         layers = None if training else chain(resident.module)
-        self._steps = None if layers is None else self._stacked(layers[:-1] if features else layers)
-        self.batch = BATCH if self._steps is None else max(SMALLEST_BATCH, BATCH // len(self._models))
+        self._steps = (
+            None
+            if layers is None
+            else self._stacked(layers[:-1] if features else layers)
+        )
+        self.batch = (
+            BATCH
+            if self._steps is None
+            else max(SMALLEST_BATCH, BATCH // len(self._models))
+        )
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """Logits ``(K, n, classes)`` or features ``(K, n, d)`` of samples ``(n, *input_shape)``."""
-        self._resident.module.train(self._training)  # another participant may have trained since this was built
+        self._resident.module.train(
+            self._training
+        )  # another participant may have trained since this was built
         batch = len(x) if self._training else self.batch
         out = [self._logits(x[i : i + batch]) for i in range(0, len(x), batch)]
         return torch.cat(out, dim=1)
@@ -208,9 +244,15 @@ class Predictor:
         shared = True  # so far, all models have the same activations
         for i, (name, layer) in enumerate(layers):
             if isinstance(layer, nn.Conv2d):
-                follows = layers[i + 1] if isinstance(layers[i + 1][1], nn.BatchNorm2d) else None
+                follows = (
+                    layers[i + 1]
+                    if isinstance(layers[i + 1][1], nn.BatchNorm2d)
+                    else None
+                )
                 same = shared and self._same(name, *(follows or ())[:1])
-                if shared and not same and layer.groups > 1:  # each model's groups need channels of their own
+                if (
+                    shared and not same and layer.groups > 1
+                ):  # each model's groups need channels of their own
                     steps.append(lambda h: h.repeat(1, len(self._models), 1, 1))
                     shared = False
                 steps.append(self._convolution(name, layer, follows, shared, same))
@@ -220,36 +262,57 @@ class Predictor:
                 steps.append(self._linear(name, shared, same))
                 shared = same
             elif isinstance(layer, nn.Flatten) and not shared:
-                steps.append(lambda h: h.reshape(len(h), len(self._models), -1).transpose(0, 1))
+                steps.append(
+                    lambda h: h.reshape(len(h), len(self._models), -1).transpose(0, 1)
+                )
             elif isinstance(layer, nn.ReLU):
                 steps.append(torch.relu if shared else torch.relu_)
             elif not isinstance(layer, nn.BatchNorm2d):
                 steps.append(layer)
-        if shared:  # the backbone of a linear model: its samples are every model's features
+        if (
+            shared
+        ):  # the backbone of a linear model: its samples are every model's features
             steps.append(lambda h: h.expand(len(self._models), *h.shape))
         return steps
 
     def _same(self, *layers: str) -> bool:
         """Whether there are several models, and these layers are the same in all of them."""
         first, *others = self._models
-        entries = [e for e in first.layout.entries if e.name.rpartition(".")[0] in layers]
+        entries = [
+            e for e in first.layout.entries if e.name.rpartition(".")[0] in layers
+        ]
         return bool(others) and all(
-            m.layout == first.layout and all(np.array_equal(first.vector[e.slice], m.vector[e.slice]) for e in entries)
+            m.layout == first.layout
+            and all(
+                np.array_equal(first.vector[e.slice], m.vector[e.slice])
+                for e in entries
+            )
             for m in others
         )
 
     def _stack(self, name: str, models: Sequence[Params]) -> Tensor:
         """One parameter of some models, ``(models, *shape)``."""
         entries = [next(e for e in m.layout.entries if e.name == name) for m in models]
-        views = [entry.view(torch.from_numpy(m.vector)) for entry, m in zip(entries, models)]
+        views = [
+            entry.view(torch.from_numpy(m.vector)) for entry, m in zip(entries, models)
+        ]
         return torch.stack(views).to(self._resident.flat.device)
 
     def _convolution(
-        self, name: str, layer: nn.Conv2d, follows: tuple[str, nn.Module] | None, shared: bool, same: bool
+        self,
+        name: str,
+        layer: nn.Conv2d,
+        follows: tuple[str, nn.Module] | None,
+        shared: bool,
+        same: bool,
     ) -> Step:
         models = self._models[: 1 if same else None]
         weight = self._stack(f"{name}.weight", models)
-        bias = self._stack(f"{name}.bias", models) if layer.bias is not None else torch.zeros(weight.shape[:2])
+        bias = (
+            self._stack(f"{name}.bias", models)
+            if layer.bias is not None
+            else torch.zeros(weight.shape[:2])
+        )
         if follows is not None:
             names = ("weight", "bias", "running_mean", "running_var")
             norm = {key: self._stack(f"{follows[0]}.{key}", models) for key in names}
@@ -259,16 +322,26 @@ class Predictor:
         # Copied into new memory: with one input channel torch considers any order channels-last, and would then compute
         # and pool in the slow one.
         last = weight.flatten(0, 1).permute(0, 2, 3, 1)
-        kernel = torch.empty(last.shape, device=last.device).copy_(last).permute(0, 3, 1, 2)
+        kernel = (
+            torch.empty(last.shape, device=last.device).copy_(last).permute(0, 3, 1, 2)
+        )
         groups = layer.groups * (1 if shared else len(models))
         flat = bias.flatten().to(kernel.device)
-        return lambda h: F.conv2d(h, kernel, flat, layer.stride, layer.padding, layer.dilation, groups)
+        return lambda h: F.conv2d(
+            h, kernel, flat, layer.stride, layer.padding, layer.dilation, groups
+        )
 
     def _linear(self, name: str, shared: bool, same: bool) -> Step:
         models = self._models[: 1 if same else None]
         weight = self._stack(f"{name}.weight", models).transpose(1, 2).contiguous()
-        has_bias = any(entry.name == f"{name}.bias" for entry in self._resident.layout.entries)
-        bias = self._stack(f"{name}.bias", models)[:, None] if has_bias else torch.zeros(1, device=weight.device)
+        has_bias = any(
+            entry.name == f"{name}.bias" for entry in self._resident.layout.entries
+        )
+        bias = (
+            self._stack(f"{name}.bias", models)[:, None]
+            if has_bias
+            else torch.zeros(1, device=weight.device)
+        )
         if same:
             return lambda h: torch.matmul(h, weight[0]) + bias[0]
         if shared:

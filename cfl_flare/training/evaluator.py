@@ -16,7 +16,13 @@ from torch import Tensor
 from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.params import Params
 from cfl_flare.core.seeds import stream
-from cfl_flare.training.bootstrap import Replicates, draw_of, drawn_rows, key_of, replicates
+from cfl_flare.training.bootstrap import (
+    Replicates,
+    draw_of,
+    drawn_rows,
+    key_of,
+    replicates,
+)
 from cfl_flare.training.ensemble import Predictor, Served, combined
 from cfl_flare.training.histograms import class_counts, score_counts
 from cfl_flare.training.race import race_models
@@ -38,7 +44,10 @@ class Evaluator:
         tests: number of test samples; with none, nothing is measured.
     """
 
-    _part, _first = "", 0  # begins the names of its random streams; number of its first untrained model
+    _part, _first = (
+        "",
+        0,
+    )  # begins the names of its random streams; number of its first untrained model
     _beside: Params | None = None
 
     def __init__(
@@ -60,7 +69,9 @@ class Evaluator:
         self.round = round_number
         self.samples = len(train)
         self.tests = len(test)
-        self._compared: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # losses and choices, with the models
+        self._compared: dict[
+            tuple[Any, ...], tuple[Any, ...]
+        ] = {}  # losses and choices, with the models
 
     @property
     def labels(self) -> np.ndarray:
@@ -95,7 +106,9 @@ class Evaluator:
         Its untrained models are counted from number ``first``.
         """
         memory = MemoryView(self.memory, f"{name}.")
-        return self._view(_first=self._first + first, _part=f"{self._part}{name}.", memory=memory)
+        return self._view(
+            _first=self._first + first, _part=f"{self._part}{name}.", memory=memory
+        )
 
     def with_private(self, model: Params) -> Params:
         """A model, or a part of one, with the participant's private layers; as it is if it has them or there are none.
@@ -103,10 +116,15 @@ class Evaluator:
         They are those that it trained last, or else the run's initial ones.
         """
         division = self._runtime.division
-        if division.private is None or {*division.private.shapes} <= model.arrays().keys():
+        if (
+            division.private is None
+            or {*division.private.shapes} <= model.arrays().keys()
+        ):
             return model
         layers = self.memory.get(PRIVATE)
-        if layers is None or layers.layout != division.private:  # others would replace what was sent, and leave
+        if (
+            layers is None or layers.layout != division.private
+        ):  # others would replace what was sent, and leave
             layers = self._runtime.untrained(0).take(division.private)
         return division.joined(model, layers)
 
@@ -116,25 +134,45 @@ class Evaluator:
             return served
         served = Served.of(served)
         views = [self.part(name) if name else self for name in served.of_parts]
-        return replace(served, models=tuple(v.with_private(m) for v, m in zip(views, served.models)))
+        return replace(
+            served,
+            models=tuple(v.with_private(m) for v, m in zip(views, served.models)),
+        )
 
     @torch.no_grad()
-    def losses(self, models: Sequence[Params], samples: int | None = None) -> np.ndarray:
+    def losses(
+        self, models: Sequence[Params], samples: int | None = None
+    ) -> np.ndarray:
         """Mean loss of each model on the participant's training data, ``(len(models),)`` float64.
 
         It is the plain loss, as when models are measured: without class weights and label smoothing. In each
         round, ``samples`` of them are drawn anew; None for all.
         """
-        split = self._train if samples is None or samples >= len(self._train) else self._drawn_anew(samples)
+        split = (
+            self._train
+            if samples is None or samples >= len(self._train)
+            else self._drawn_anew(samples)
+        )
         keys = [(id(model), id(self._beside), samples, self._part) for model in models]
-        if any(key not in self._compared for key in keys):  # evaluation and training need the same ones in a round
-            means = self._runtime.task.losses(self._with_beside(models, split.x), split.y).tolist()
+        if any(
+            key not in self._compared for key in keys
+        ):  # evaluation and training need the same ones in a round
+            means = self._runtime.task.losses(
+                self._with_beside(models, split.x), split.y
+            ).tolist()
             # The models are held with them: a new one could have the id of one that is gone.
-            self._compared.update({key: (model, self._beside, loss) for key, model, loss in zip(keys, models, means)})
+            self._compared.update(
+                {
+                    key: (model, self._beside, loss)
+                    for key, model, loss in zip(keys, models, means)
+                }
+            )
         return np.array([self._compared[key][-1] for key in keys])
 
     @torch.no_grad()
-    def choice(self, models: Sequence[Params], samples: int | None = None, race: bool = False) -> int:
+    def choice(
+        self, models: Sequence[Params], samples: int | None = None, race: bool = False
+    ) -> int:
         """The index of the model with the smallest loss, the first of equal ones; NaN is never the smallest.
 
         ``samples`` is as in `losses`. With ``race``, the models race over these samples in a random order, see
@@ -148,17 +186,27 @@ class Evaluator:
             split = self._drawn_anew(samples)
 
             def losses(left: np.ndarray, rows: slice) -> np.ndarray:
-                outputs = self._with_beside([models[k] for k in left], split.x[rows], passing=len(left) < len(models))
+                outputs = self._with_beside(
+                    [models[k] for k in left],
+                    split.x[rows],
+                    passing=len(left) < len(models),
+                )
                 return task.sample_losses(outputs, split.y[rows]).cpu().numpy()
 
-            self._compared[key] = (*models, self._beside, race_models(losses, len(models), len(split)))
+            self._compared[key] = (
+                *models,
+                self._beside,
+                race_models(losses, len(models), len(split)),
+            )
         return int(self._compared[key][-1])
 
     @torch.no_grad()
     def outputs(self, model: Params | Served, x: Tensor) -> Tensor:
         """The outputs ``(n, classes, ...)`` of a model, or of an ensemble, for samples."""
         served = Served.of(self.complete(model))
-        return combined(self._predict(served.models, x), served.vote, self._runtime.task.link)
+        return combined(
+            self._predict(served.models, x), served.vote, self._runtime.task.link
+        )
 
     def tested(self, model: Params | Served) -> Tensor:
         """The same for the participant's test split."""
@@ -166,42 +214,64 @@ class Evaluator:
 
     def measured(self, outputs: Tensor) -> dict[str, float]:
         """The task's measures of these outputs for the participant's test split."""
-        return self._runtime.task.measured(outputs, self._test.y, self._runtime.settings.measures)
+        return self._runtime.task.measured(
+            outputs, self._test.y, self._runtime.settings.measures
+        )
 
     def score_counts(self, outputs: Tensor) -> np.ndarray | None:
         """The histograms of the same outputs' scores; see `cfl_flare.training.histograms.score_counts`."""
         task, bins = self._runtime.task, self._runtime.settings.score_bins
-        return score_counts(outputs, self._test.y, task.link, bins, getattr(task, "threshold", 0.5))
+        return score_counts(
+            outputs, self._test.y, task.link, bins, getattr(task, "threshold", 0.5)
+        )
 
     def class_counts(self, outputs: Tensor) -> list[int] | None:
         """How many test samples are of each class, or have each finding; None where outputs score no classes."""
-        return class_counts(self._test.y, outputs.shape[1]) if self._runtime.task.scored else None
+        return (
+            class_counts(self._test.y, outputs.shape[1])
+            if self._runtime.task.scored
+            else None
+        )
 
     def evaluate(self, model: Params | Served) -> dict[str, float]:
         """The task's measures of a model, or of an ensemble, on the participant's test split."""
         return self.measured(self.tested(model)) if self.tests else {}
 
-    def resampled(self, outputs: Tensor, names: Iterable[str], times: int) -> Replicates | None:
+    def resampled(
+        self, outputs: Tensor, names: Iterable[str], times: int
+    ) -> Replicates | None:
         """Measures of these outputs when the test split is drawn anew ``times`` times; None for no times."""
         if not times:
             return None
         runtime, test = self._runtime, self._test
         stream_key = (runtime.seed, self._drawer, key_of(test.x, test.y))
         rows = drawn_rows(*stream_key, len(test), times, test.patient)
-        values = replicates(runtime.task, outputs, test.y, names, rows, runtime.should_stop)
+        values = replicates(
+            runtime.task, outputs, test.y, names, rows, runtime.should_stop
+        )
         return Replicates(draw_of(*stream_key), values)
 
     def _drawn_anew(self, samples: int | None) -> Split:
         """So many training samples in a random order, the same for all models of a round; None for all of them."""
-        drawn = torch.from_numpy(self._stream("assign").permutation(len(self._train))[:samples])
+        drawn = torch.from_numpy(
+            self._stream("assign").permutation(len(self._train))[:samples]
+        )
         return self._train.take(drawn.to(self._runtime.device))
 
-    def _with_beside(self, models: Sequence[Params], x: Tensor, passing: bool = False) -> Tensor:
+    def _with_beside(
+        self, models: Sequence[Params], x: Tensor, passing: bool = False
+    ) -> Tensor:
         """Outputs of each model, added to those of the frozen one if there is one."""
         outputs = self._predict(models, x, passing=passing)
-        return outputs if self._beside is None else outputs + self._predict([self._beside], x)
+        return (
+            outputs
+            if self._beside is None
+            else outputs + self._predict([self._beside], x)
+        )
 
-    def _predict(self, models: Sequence[Params], x: Tensor, passing: bool = False, **kind: bool) -> Tensor:
+    def _predict(
+        self, models: Sequence[Params], x: Tensor, passing: bool = False, **kind: bool
+    ) -> Tensor:
         """Outputs ``(len(models), n, classes, ...)``, or features ``(len(models), n, d)``; ``passing`` caches none.
 
         ``kind`` is as in `Predictor`: ``features``, ``training``.
@@ -214,4 +284,6 @@ class Evaluator:
         return self._runtime.predictor(complete, **kind)(x)
 
     def _stream(self, purpose: str) -> np.random.Generator:
-        return stream(self._runtime.seed, self._drawer, self.round, self._part + purpose)
+        return stream(
+            self._runtime.seed, self._drawer, self.round, self._part + purpose
+        )

@@ -49,8 +49,12 @@ def log_odds(outputs: Tensor, link: str) -> Tensor:
         return outputs
     logarithms = outputs.log_softmax(dim=1)
     rest = torch.log1p(-logarithms.exp())
-    top = outputs.argmax(dim=1, keepdim=True)  # of the others, a probability is at most 1/2 and its rest not rounded
-    rest.scatter_(1, top, logarithms.scatter(1, top, -torch.inf).logsumexp(dim=1, keepdim=True))
+    top = outputs.argmax(
+        dim=1, keepdim=True
+    )  # of the others, a probability is at most 1/2 and its rest not rounded
+    rest.scatter_(
+        1, top, logarithms.scatter(1, top, -torch.inf).logsumexp(dim=1, keepdim=True)
+    )
     return logarithms - rest + math.log(max(1, outputs.shape[1] - 1))
 
 
@@ -68,7 +72,9 @@ def probabilities(shape: tuple[int, int, int], link: str) -> np.ndarray:
     return probability
 
 
-def score_counts(outputs: Tensor, targets: Tensor, link: str, bins: int, threshold: float = 0.5) -> np.ndarray | None:
+def score_counts(
+    outputs: Tensor, targets: Tensor, link: str, bins: int, threshold: float = 0.5
+) -> np.ndarray | None:
     """Counts samples by bins of their scores, for each class those without it and those with it.
 
     The last number of each row is how many of these samples are predicted to have the class: wrongly, and rightly.
@@ -92,13 +98,21 @@ def score_counts(outputs: Tensor, targets: Tensor, link: str, bins: int, thresho
     share = torch.asinh(odds / NARROW) / math.asinh(REACH / NARROW) / 2 + 0.5
     places = (share * bins).floor().clamp(0, bins - 1).long()
     rows = 2 * torch.arange(odds.shape[1]) + labels.long()
-    counts = torch.bincount((rows * bins + places).flatten(), minlength=odds.shape[1] * 2 * bins)
+    counts = torch.bincount(
+        (rows * bins + places).flatten(), minlength=odds.shape[1] * 2 * bins
+    )
     if link == "sigmoid":
         decided = (predicted(outputs, link) >= threshold).long().cpu()
     else:
-        decided = torch.nn.functional.one_hot(outputs.argmax(dim=1), outputs.shape[1]).cpu()
+        decided = torch.nn.functional.one_hot(
+            outputs.argmax(dim=1), outputs.shape[1]
+        ).cpu()
     named = torch.stack((decided * (1 - labels), decided * labels), dim=2).sum(dim=0)
-    return torch.cat((counts.view(-1, 2, bins), named[..., None]), dim=2).numpy().astype(np.int32)
+    return (
+        torch.cat((counts.view(-1, 2, bins), named[..., None]), dim=2)
+        .numpy()
+        .astype(np.int32)
+    )
 
 
 def class_counts(targets: Tensor, classes: int) -> list[int]:
@@ -107,5 +121,9 @@ def class_counts(targets: Tensor, classes: int) -> list[int]:
     >>> class_counts(torch.tensor([2, 0, 2]), 3), class_counts(torch.tensor([[1, 0], [1, 1]]), 2)
     ([1, 0, 2], [2, 1])
     """
-    counts = targets.sum(0) if targets.dim() == 2 else torch.bincount(targets, minlength=max(2, classes))
+    counts = (
+        targets.sum(0)
+        if targets.dim() == 2
+        else torch.bincount(targets, minlength=max(2, classes))
+    )
     return [int(count) for count in counts]

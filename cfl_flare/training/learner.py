@@ -40,7 +40,9 @@ class Learner(Evaluator):
     @property
     def lr(self) -> float:
         """The run's learning rate in this round, unless `in_round` set another."""
-        return self._runtime.settings.lr_at(self.round) if self._lr is None else self._lr
+        return (
+            self._runtime.settings.lr_at(self.round) if self._lr is None else self._lr
+        )
 
     def in_round(self, number: int, lr: float | None = None) -> Self:
         """The same participant with the random streams of another round, and its learning rate or a given one."""
@@ -69,33 +71,67 @@ class Learner(Evaluator):
                 batch of its own leads to; see `cfl_flare.training.resident`. None for plain steps.
         """
         runtime, settings = self._runtime, self._runtime.settings
-        settings = settings if epochs is None else replace(settings, local_epochs=epochs, local_steps=None)
+        settings = (
+            settings
+            if epochs is None
+            else replace(settings, local_epochs=epochs, local_steps=None)
+        )
         rng = self._stream(purpose)
         batches = self._batches(rng, settings.steps(len(self._train)))
-        inner = [] if inner_lr is None else self._batches(self._stream(f"{purpose} ahead"), len(batches))
+        inner = (
+            []
+            if inner_lr is None
+            else self._batches(self._stream(f"{purpose} ahead"), len(batches))
+        )
         data = self._drawn([*batches, *inner], purpose)
-        drawn = any(term.training for term in terms)  # only there modules compute, and draw, in training mode
-        with runtime.drawing_from(self._stream(f"{purpose} compared")) if drawn else nullcontext():
-            fixed = self._fixed(data, terms)  # before the model is loaded: it may need the module
+        drawn = any(
+            term.training for term in terms
+        )  # only there modules compute, and draw, in training mode
+        with (
+            runtime.drawing_from(self._stream(f"{purpose} compared"))
+            if drawn
+            else nullcontext()
+        ):
+            fixed = self._fixed(
+                data, terms
+            )  # before the model is loaded: it may need the module
         complete = self.with_private(start)
         runtime.resident.load(complete)
         runtime.resident.module.train()
         runtime.optimizer.recall(self.memory if settings.keep_momentum else {})
         held = runtime.resident.select_held(frozen)
-        if sum(place.stop - place.start for place in held) == runtime.resident.layout.parameter_size:
+        if (
+            sum(place.stop - place.start for place in held)
+            == runtime.resident.layout.parameter_size
+        ):
             raise ConfigError(
                 "method: it holds the only part of the model that requires_grad lets it train; take another method, or "
                 "a model that trains more of its layers"
             )
         watching = runtime.resident.watching_head(any(term.compares for term in terms))
-        with runtime.drawing_from(rng), watching as seen, runtime.resident.holding(frozen) as put_back:
+        with (
+            runtime.drawing_from(rng),
+            watching as seen,
+            runtime.resident.holding(frozen) as put_back,
+        ):
             gradients = [
-                partial(self._backward, data, i, terms, [None if f is None else f[i] for f in fixed], seen)
+                partial(
+                    self._backward,
+                    data,
+                    i,
+                    terms,
+                    [None if f is None else f[i] for f in fixed],
+                    seen,
+                )
                 for i in range(len(data))
             ]
             for i, outer in enumerate(gradients[: len(batches)]):
                 maml = inner_lr is not None
-                with ahead(runtime.resident, inner_lr or 0, gradients[len(batches) + i]) if maml else nullcontext():
+                with (
+                    ahead(runtime.resident, inner_lr or 0, gradients[len(batches) + i])
+                    if maml
+                    else nullcontext()
+                ):
                     outer()
                 runtime.optimizer.step(self.lr, held)
                 put_back()
@@ -150,9 +186,13 @@ class Learner(Evaluator):
         total = torch.zeros_like(resident.gradient)
         for rows in torch.arange(len(data)).split(runtime.settings.batch_size):
             if runtime.should_stop():
-                raise AbortedError(f"aborted while {self.participant} computed a gradient")
+                raise AbortedError(
+                    f"aborted while {self.participant} computed a gradient"
+                )
             resident.gradient.zero_()
-            runtime.task.loss(resident.module(data.x[rows]).float(), data.y[rows]).backward()
+            runtime.task.loss(
+                resident.module(data.x[rows]).float(), data.y[rows]
+            ).backward()
             total += resident.gradient * (len(rows) / len(data))
         vector = np.zeros(resident.layout.size, np.float32)
         vector[: len(total)] = total.cpu().numpy()
@@ -160,26 +200,44 @@ class Learner(Evaluator):
         return Params(resident.layout, vector, counters).take(model.layout)
 
     @torch.no_grad()
-    def _fixed(self, data: Batches, terms: Sequence[Term]) -> list[tuple[Tensor, ...] | None]:
+    def _fixed(
+        self, data: Batches, terms: Sequence[Term]
+    ) -> list[tuple[Tensor, ...] | None]:
         """The outputs for each batch of models that do not train: the frozen one's, then those each term compares.
 
         They are computed once, before the round's steps.
         """
-        x = data.samples() if self._beside or any(t.compares for t in terms) else self._train.x[:0]
+        x = (
+            data.samples()
+            if self._beside or any(t.compares for t in terms)
+            else self._train.x[:0]
+        )
         sizes = data.sizes
 
-        def compared(term: Term) -> tuple[Tensor, ...]:  # features (K, n, d) for each batch
+        def compared(
+            term: Term,
+        ) -> tuple[Tensor, ...]:  # features (K, n, d) for each batch
             if term.training:  # where they depend on the whole batch, and on no other
                 return tuple(
-                    self._predict(term.compares, batch, features=True, training=True) for batch in x.split(sizes)
+                    self._predict(term.compares, batch, features=True, training=True)
+                    for batch in x.split(sizes)
                 )
             return self._predict(term.compares, x, features=True).split(sizes, 1)
 
-        beside = None if self._beside is None else self._predict([self._beside], x)[0].split(sizes)
+        beside = (
+            None
+            if self._beside is None
+            else self._predict([self._beside], x)[0].split(sizes)
+        )
         return [beside, *(compared(term) if term.compares else None for term in terms)]
 
     def _backward(
-        self, data: Batches, number: int, terms: Sequence[Term], fixed: list[Tensor | None], seen: Sequence[Tensor]
+        self,
+        data: Batches,
+        number: int,
+        terms: Sequence[Term],
+        fixed: list[Tensor | None],
+        seen: Sequence[Tensor],
     ) -> None:
         """Computes the gradient of the loss on one of the batches into the resident model."""
         runtime = self._runtime
@@ -187,10 +245,16 @@ class Learner(Evaluator):
             raise AbortedError(f"aborted while {self.participant} was training")
         runtime.resident.gradient.zero_()
         batch, reduced = data[number], runtime.settings.precision == "bfloat16"
-        evaluates = not runtime.ignores_mode and any(term.compares and not term.training for term in terms)
-        with torch.autocast(torch.device(runtime.device).type, torch.bfloat16, enabled=reduced):
+        evaluates = not runtime.ignores_mode and any(
+            term.compares and not term.training for term in terms
+        )
+        with torch.autocast(
+            torch.device(runtime.device).type, torch.bfloat16, enabled=reduced
+        ):
             # First, by the running statistics that the model has before this batch moves them.
-            evaluated = runtime.resident.evaluated(batch.x).float() if evaluates else None
+            evaluated = (
+                runtime.resident.evaluated(batch.x).float() if evaluates else None
+            )
             outputs = runtime.resident.module(batch.x).float()
         trained = seen[0].float() if seen else None
         beside, *compared = fixed
@@ -207,14 +271,23 @@ class Learner(Evaluator):
 
     def _batches(self, rng: np.random.Generator, steps: int) -> list[Tensor]:
         """Indices of the batches: passes over new permutations, cut off after this many steps."""
-        batches, bounds = list[Tensor](), batch_bounds(len(self._train), self._runtime.settings.batch_size)
+        batches, bounds = (
+            list[Tensor](),
+            batch_bounds(len(self._train), self._runtime.settings.batch_size),
+        )
         while len(batches) < steps:
-            order = torch.from_numpy(rng.permutation(len(self._train))).to(self._runtime.device)
+            order = torch.from_numpy(rng.permutation(len(self._train))).to(
+                self._runtime.device
+            )
             batches += [order[i:j] for i, j in bounds]
         return batches[:steps]
 
     def _drawn(self, indices: list[Tensor], purpose: str) -> Batches:
         """The batches of these samples; the run's transforms have a random stream of their own."""
         augment = self._runtime.augment
-        seeds = () if augment is None else self._stream(f"{purpose} augment").integers(2**62, size=len(indices))
+        seeds = (
+            ()
+            if augment is None
+            else self._stream(f"{purpose} augment").integers(2**62, size=len(indices))
+        )
         return Batches(self._train, indices, augment, [int(seed) for seed in seeds])

@@ -28,7 +28,9 @@ def predicted(outputs: Tensor, link: str) -> Tensor:
     """Predictions from outputs ``(n, classes, ...)``: probabilities that add up to 1, or of each output, or numbers."""
     if link == "softmax":
         return outputs.softmax(dim=1)
-    return {"sigmoid": torch.sigmoid, "exp": torch.exp, "identity": lambda same: same}[link](outputs)
+    return {"sigmoid": torch.sigmoid, "exp": torch.exp, "identity": lambda same: same}[
+        link
+    ](outputs)
 
 
 def cox_loss(risk: Tensor, time: Tensor, event: Tensor, ties: str = "efron") -> Tensor:
@@ -55,9 +57,13 @@ def cox_loss(risk: Tensor, time: Tensor, event: Tensor, ties: str = "efron") -> 
     at_risk = from_here[torch.searchsorted(time, time)][happened]
     terms = risk[happened] - at_risk
     if ties == "efron":
-        _, tie, sizes = torch.unique_consecutive(time[happened], return_inverse=True, return_counts=True)
+        _, tie, sizes = torch.unique_consecutive(
+            time[happened], return_inverse=True, return_counts=True
+        )
         hazards = _log_sums(risk[happened], tie, len(sizes))[tie]
-        before = torch.arange(len(tie), device=tie.device) - (sizes.cumsum(0) - sizes)[tie]  # in the same tie
+        before = (
+            torch.arange(len(tie), device=tie.device) - (sizes.cumsum(0) - sizes)[tie]
+        )  # in the same tie
         terms = terms - torch.log1p(-(before / sizes[tie]) * (hazards - at_risk).exp())
     return -terms.sum() / len(terms)
 
@@ -78,15 +84,25 @@ def concordances(risk: Tensor, time: Tensor, event: Tensor, counts: Tensor) -> T
     `cox_loss`. ``counts`` says how often each draw has each sample, ``(n, draws)``, or ``(n,)`` for one draw.
     """
     counts = counts.view(len(time), -1)
-    right, pairs = torch.zeros(2, counts.shape[1], dtype=torch.float64, device=time.device)
-    happened, others = event > 0, counts.float()  # halves below 2**23, which float32 has exactly
+    right, pairs = torch.zeros(
+        2, counts.shape[1], dtype=torch.float64, device=time.device
+    )
+    happened, others = (
+        event > 0,
+        counts.float(),
+    )  # halves below 2**23, which float32 has exactly
     for start in range(0, len(time), ROWS):
         rows = slice(start, start + ROWS)
         first = (time[rows, None] < time) | ((time[rows, None] == time) & ~happened)
         known = first & happened[rows, None]
         higher, equal = risk[rows, None] > risk, risk[rows, None] == risk
         pairs += (counts[rows] * (known.float() @ others).double()).sum(0)
-        right += (counts[rows] * ((known & higher).float().add_((known & equal), alpha=0.5) @ others).double()).sum(0)
+        right += (
+            counts[rows]
+            * (
+                (known & higher).float().add_((known & equal), alpha=0.5) @ others
+            ).double()
+        ).sum(0)
     return right / pairs
 
 
@@ -96,8 +112,13 @@ def soft_dice(outputs: Tensor, targets: Tensor) -> Tensor:
     Outputs are logits ``(n, classes, h, w)``, and targets ``(n, h, w)`` int64.
     """
     shares = outputs.softmax(dim=1)[:, 1:]
-    there = torch.stack([targets == c for c in range(1, outputs.shape[1])], dim=1).to(shares.dtype)
-    both, either = (shares * there).sum(dim=(0, 2, 3)), (shares + there).sum(dim=(0, 2, 3))
+    there = torch.stack([targets == c for c in range(1, outputs.shape[1])], dim=1).to(
+        shares.dtype
+    )
+    both, either = (
+        (shares * there).sum(dim=(0, 2, 3)),
+        (shares + there).sum(dim=(0, 2, 3)),
+    )
     return ((2 * both + 1) / (either + 1)).mean()
 
 
@@ -151,7 +172,11 @@ class Pull(Term):
     """``strength/2 * ||theta - anchor||^2`` over some of the parameters ``slices``, ``(d,)``, never over buffers."""
 
     def __init__(self, strength: float, anchor: np.ndarray, slices: Sequence[slice]):
-        self._strength, self._anchor, self._slices = strength, torch.from_numpy(anchor), slices
+        self._strength, self._anchor, self._slices = (
+            strength,
+            torch.from_numpy(anchor),
+            slices,
+        )
 
     @classmethod
     def to(cls, strength: float, model: Params, scope: str = "all") -> Pull:
@@ -160,7 +185,9 @@ class Pull(Term):
 
     def __call__(self, step: Step) -> Tensor:
         here = torch.cat([step.parameters[s] for s in self._slices])
-        return 0.5 * self._strength * (here - self._anchor.to(here.device)).square().sum()
+        return (
+            0.5 * self._strength * (here - self._anchor.to(here.device)).square().sum()
+        )
 
 
 class ParameterContrast(Term):
@@ -169,9 +196,19 @@ class ParameterContrast(Term):
     Theta are the ``centres (K, d)`` of some of the parameters, ``slices``. The participant's own centre has ``index``.
     """
 
-    def __init__(self, mu: float, tau: float, index: int, centres: np.ndarray, slices: Sequence[slice]):
+    def __init__(
+        self,
+        mu: float,
+        tau: float,
+        index: int,
+        centres: np.ndarray,
+        slices: Sequence[slice],
+    ):
         self._mu, self._tau, self._index = mu, tau, index
-        self._centres, self._slices = F.normalize(torch.from_numpy(centres), dim=1), slices
+        self._centres, self._slices = (
+            F.normalize(torch.from_numpy(centres), dim=1),
+            slices,
+        )
 
     def __call__(self, step: Step) -> Tensor:
         here = torch.cat([step.parameters[s] for s in self._slices])
@@ -185,7 +222,14 @@ class RepresentationContrast(Term):
     With ``training``, these are the outputs that the models compute in training mode, and not in evaluation mode.
     """
 
-    def __init__(self, mu: float, tau: float, index: int, centres: Sequence[Params], training: bool = False):
+    def __init__(
+        self,
+        mu: float,
+        tau: float,
+        index: int,
+        centres: Sequence[Params],
+        training: bool = False,
+    ):
         self._mu, self._tau, self._index = mu, tau, index
         self.compares, self.training = tuple(centres), training
 

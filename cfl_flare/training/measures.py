@@ -27,9 +27,19 @@ Measure = Callable[[Tensor, Tensor, Any], "float | None"]
 Columns = Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor, Tensor]]
 
 LARGEST = 1e9
-SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "supported_f1", "auroc", "auprc", "ece")
+SHARES = (
+    "accuracy",
+    "balanced_accuracy",
+    "macro_f1",
+    "supported_f1",
+    "auroc",
+    "auprc",
+    "ece",
+)
 RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys((*SHARES, "sensitivity", "specificity", "c_index", "dice", "iou"), (0.0, 1.0)),
+    **dict.fromkeys(
+        (*SHARES, "sensitivity", "specificity", "c_index", "dice", "iou"), (0.0, 1.0)
+    ),
     **dict.fromkeys(("loss", "mae", "rmse"), (0.0, LARGEST)),
     "brier": (0.0, 2.0),
     "r2": (-LARGEST, 1.0),
@@ -57,7 +67,9 @@ class CountedMeasure:
 
 def compared(measure: Measure, outputs: Tensor, link: str) -> Tensor:
     """What a measure takes of a model's outputs ``(n, classes, ...)``: their predictions, or the outputs themselves."""
-    return outputs if getattr(measure, "of_outputs", False) else predicted(outputs, link)
+    return (
+        outputs if getattr(measure, "of_outputs", False) else predicted(outputs, link)
+    )
 
 
 def sums(values: Tensor, counts: Tensor) -> Tensor:
@@ -79,7 +91,9 @@ def mean_of_defined(values: Tensor) -> Tensor:
 
 def f1(right: Tensor, named: Tensor, there: Tensor, counts: Tensor) -> Tensor:
     """The mean of the F1 scores of the classes that occur among labels or predictions, of ``(n, classes)`` each."""
-    return mean_of_defined(2 * sums(right, counts) / sums(named.double() + there.double(), counts))
+    return mean_of_defined(
+        2 * sums(right, counts) / sums(named.double() + there.double(), counts)
+    )
 
 
 def one_against_the_rest(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,7 +130,9 @@ def _area_under_roc(without: Tensor, having: Tensor) -> Tensor:
         without: how many samples have each distinct score and not the class, the lowest first, ``(scores, ...)``.
         having: how many have it and the class.
     """
-    return (having * (without.cumsum(0) - without / 2)).sum(0) / (without.sum(0) * having.sum(0))
+    return (having * (without.cumsum(0) - without / 2)).sum(0) / (
+        without.sum(0) * having.sum(0)
+    )
 
 
 def _average_precision(without: Tensor, having: Tensor) -> Tensor:
@@ -134,9 +150,14 @@ def _of_scores(function: Callable[[Tensor, Tensor], Tensor]) -> CountedMeasure:
 
     def measure(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
         values = []
-        for column, labels in zip(*(each.T for each in one_against_the_rest(scores, targets))):
+        for column, labels in zip(
+            *(each.T for each in one_against_the_rest(scores, targets))
+        ):
             distinct, places = column.unique(return_inverse=True)
-            empty, positive = counts.new_zeros(len(distinct), *counts.shape[1:]), labels > 0
+            empty, positive = (
+                counts.new_zeros(len(distinct), *counts.shape[1:]),
+                labels > 0,
+            )
             all_samples = empty.index_add(0, places, counts)
             having = empty.index_add(0, places[positive], counts[positive])
             value = function(all_samples - having, having)
@@ -150,27 +171,42 @@ def _rate(positive: bool) -> CountedMeasure:
     """The share of the findings that are there, or are not, that are named so: the mean over those that occur."""
 
     def measure(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
-        named, there = (column == positive for column in _findings(scores, targets, task))
+        named, there = (
+            column == positive for column in _findings(scores, targets, task)
+        )
         return mean_of_defined(sums(named & there, counts) / sums(there, counts))
 
     return CountedMeasure(measure)
 
 
-def _macro_f1_of_classes(outputs: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
+def _macro_f1_of_classes(
+    outputs: Tensor, targets: Tensor, task: Any, counts: Tensor
+) -> Tensor:
     """The mean of the F1 scores of the classes that occur among labels or predictions (scikit-learn's default)."""
-    named, empty = outputs.argmax(1), counts.new_zeros(outputs.shape[1], *counts.shape[1:])
+    named, empty = (
+        outputs.argmax(1),
+        counts.new_zeros(outputs.shape[1], *counts.shape[1:]),
+    )
     right = named == targets
     occurring = empty.index_add(0, targets, counts).index_add(0, named, counts)
-    return mean_of_defined(2 * empty.index_add(0, targets[right], counts[right]) / occurring)
+    return mean_of_defined(
+        2 * empty.index_add(0, targets[right], counts[right]) / occurring
+    )
 
 
-def _balanced_accuracy(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
+def _balanced_accuracy(
+    scores: Tensor, targets: Tensor, task: Any, counts: Tensor
+) -> Tensor:
     """The mean over the classes that occur of the share of its samples that are right; none where there is one."""
     right, _, there = (sums(column, counts) for column in by_class(scores, targets))
-    return torch.where((there > 0).sum(0) > 1, mean_of_defined(right / there), torch.nan)
+    return torch.where(
+        (there > 0).sum(0) > 1, mean_of_defined(right / there), torch.nan
+    )
 
 
-def _accuracy_of_findings(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
+def _accuracy_of_findings(
+    scores: Tensor, targets: Tensor, task: Any, counts: Tensor
+) -> Tensor:
     """The share of samples and findings that are right."""
     named, there = _findings(scores, targets, task)
     return sums(named == there, counts).sum(0) / named.numel()
@@ -178,7 +214,11 @@ def _accuracy_of_findings(scores: Tensor, targets: Tensor, task: Any, counts: Te
 
 def _macro_f1(columns: Columns) -> CountedMeasure:
     """The mean of the F1 scores of the classes, or findings, that occur among labels or predictions."""
-    return CountedMeasure(lambda scores, targets, task, counts: f1(*columns(scores, targets, task), counts))
+    return CountedMeasure(
+        lambda scores, targets, task, counts: f1(
+            *columns(scores, targets, task), counts
+        )
+    )
 
 
 def _of_supported(columns: Columns) -> CountedMeasure:
@@ -195,13 +235,20 @@ def _of_supported(columns: Columns) -> CountedMeasure:
     return CountedMeasure(measure)
 
 
-def _of_findings(scores: Tensor, targets: Tensor, task: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _of_findings(
+    scores: Tensor, targets: Tensor, task: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     named, there = _findings(scores, targets, task)
     return named & there, named, there
 
 
-def _of_two(scores: Tensor, targets: Tensor, task: Any) -> tuple[Tensor, Tensor, Tensor]:
-    named, there = (torch.cat([~column, column], dim=1) for column in _findings(scores, targets, task))
+def _of_two(
+    scores: Tensor, targets: Tensor, task: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    named, there = (
+        torch.cat([~column, column], dim=1)
+        for column in _findings(scores, targets, task)
+    )
     return named & there, named, there
 
 
@@ -212,7 +259,9 @@ def _brier(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor
     return means(squares.mean(1) if targets.dim() == 2 else squares.sum(1), counts)
 
 
-def _calibration_error(scores: Tensor, targets: Tensor, task: Any, counts: Tensor) -> Tensor:
+def _calibration_error(
+    scores: Tensor, targets: Tensor, task: Any, counts: Tensor
+) -> Tensor:
     """Expected calibration error of the most probable class, or of each finding's probability, in 15 bins.
 
     Of each bin it has the distance of the mean probability from the share of right ones. A probability of 1 has a bin
@@ -228,8 +277,12 @@ def _calibration_error(scores: Tensor, targets: Tensor, task: Any, counts: Tenso
     errors = []
     for sure, right in pairs:
         bins = torch.bucketize(sure.contiguous(), ends, right=True) - 1
-        apart = counts * (sure.double() - right.double()).reshape(-1, *[1] * (counts.dim() - 1))
-        of_bins = counts.new_zeros(BINS + 1, *counts.shape[1:]).index_add_(0, bins, apart)
+        apart = counts * (sure.double() - right.double()).reshape(
+            -1, *[1] * (counts.dim() - 1)
+        )
+        of_bins = counts.new_zeros(BINS + 1, *counts.shape[1:]).index_add_(
+            0, bins, apart
+        )
         errors.append(of_bins.abs().sum(0) / len(sure))
     return torch.stack(errors).mean(0)
 
@@ -249,7 +302,11 @@ def _of_masks(score: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Measure:
     """
 
     def measure(scores: Tensor, targets: Tensor, task: Any) -> float | None:
-        labels, predictions, classes = targets.flatten(), scores.argmax(1).flatten(), scores.shape[1]
+        labels, predictions, classes = (
+            targets.flatten(),
+            scores.argmax(1).flatten(),
+            scores.shape[1],
+        )
         hit, named, there = (
             torch.bincount(pixels, minlength=classes)[1:classes].double()
             for pixels in (labels[labels == predictions], predictions, labels)
@@ -260,16 +317,34 @@ def _of_masks(score: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Measure:
     return measure
 
 
-auroc, auprc, brier = _of_scores(_area_under_roc), _of_scores(_average_precision), CountedMeasure(_brier)
-sensitivity, specificity, calibration_error = _rate(True), _rate(False), CountedMeasure(_calibration_error)
-SCORED: dict[str, Measure] = {"auroc": auroc, "auprc": auprc, "brier": brier, "ece": calibration_error}
+auroc, auprc, brier = (
+    _of_scores(_area_under_roc),
+    _of_scores(_average_precision),
+    CountedMeasure(_brier),
+)
+sensitivity, specificity, calibration_error = (
+    _rate(True),
+    _rate(False),
+    CountedMeasure(_calibration_error),
+)
+SCORED: dict[str, Measure] = {
+    "auroc": auroc,
+    "auprc": auprc,
+    "brier": brier,
+    "ece": calibration_error,
+}
 
 OF_CLASSES: dict[str, Measure] = {
     **SCORED,
-    "accuracy": CountedMeasure(lambda outputs, y, task, counts: means(outputs.argmax(1) == y, counts), of_outputs=True),
+    "accuracy": CountedMeasure(
+        lambda outputs, y, task, counts: means(outputs.argmax(1) == y, counts),
+        of_outputs=True,
+    ),
     "macro_f1": CountedMeasure(_macro_f1_of_classes, of_outputs=True),
     "balanced_accuracy": CountedMeasure(_balanced_accuracy),
-    "supported_f1": _of_supported(lambda scores, targets, task: by_class(scores, targets)),
+    "supported_f1": _of_supported(
+        lambda scores, targets, task: by_class(scores, targets)
+    ),
 }
 OF_FINDINGS: dict[str, Measure] = {
     **SCORED,
@@ -283,20 +358,31 @@ OF_A_FINDING: dict[str, Measure] = {
     **OF_FINDINGS,
     "macro_f1": _macro_f1(_of_two),
     "supported_f1": _of_supported(_of_two),
-    "balanced_accuracy": CountedMeasure(lambda *a: (sensitivity.of_counts(*a) + specificity.of_counts(*a)) / 2),
+    "balanced_accuracy": CountedMeasure(
+        lambda *a: (sensitivity.of_counts(*a) + specificity.of_counts(*a)) / 2
+    ),
 }
 OF_NUMBERS: dict[str, Measure] = {
-    "mae": CountedMeasure(lambda scores, y, task, counts: means((scores[:, 0].double() - y).abs(), counts)),
-    "rmse": CountedMeasure(lambda scores, y, task, counts: means((scores[:, 0].double() - y).square(), counts).sqrt()),
+    "mae": CountedMeasure(
+        lambda scores, y, task, counts: means((scores[:, 0].double() - y).abs(), counts)
+    ),
+    "rmse": CountedMeasure(
+        lambda scores, y, task, counts: means(
+            (scores[:, 0].double() - y).square(), counts
+        ).sqrt()
+    ),
     "r2": r2,
 }
 OF_TIMES: dict[str, Measure] = {
     "c_index": CountedMeasure(
-        lambda o, y, task, counts: concordances(o[:, 0], y[:, 0], y[:, 1], counts), of_outputs=True
+        lambda o, y, task, counts: concordances(o[:, 0], y[:, 0], y[:, 1], counts),
+        of_outputs=True,
     )
 }
 OF_MASKS: dict[str, Measure] = {
     "dice": _of_masks(lambda hit, named, there: 2 * hit / (named + there)),
     "iou": _of_masks(lambda hit, named, there: hit / (named + there - hit)),
-    "accuracy": lambda scores, targets, task: float((scores.argmax(1) == targets).double().mean()),
+    "accuracy": lambda scores, targets, task: float(
+        (scores.argmax(1) == targets).double().mean()
+    ),
 }

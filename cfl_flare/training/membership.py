@@ -96,15 +96,24 @@ def counted(members: np.ndarray, others: np.ndarray) -> Counts:
     Counts(true_positives=2, members=3, false_positives=0, non_members=2)
     """
     threshold = np.sort(others)[::-1][len(others) // PER_FALSE_POSITIVE]
-    return Counts(int((members > threshold).sum()), len(members), int((others > threshold).sum()), len(others))
+    return Counts(
+        int((members > threshold).sum()),
+        len(members),
+        int((others > threshold).sum()),
+        len(others),
+    )
 
 
-def attacks(learner: Learner, models: Mapping[str, Served], shadow_models: int) -> dict[str, dict[str, Counts]]:
+def attacks(
+    learner: Learner, models: Mapping[str, Served], shadow_models: int
+) -> dict[str, dict[str, Counts]]:
     """The counts of each attack on each model, with a participant's samples after the run's last round.
 
     ``shadow_models`` is the even number of those that it trains for comparison. An AbortedError if the job was aborted.
     """
-    usual = [mean_likelihood(of_split) for of_split in zip(*outside(learner, shadow_models))]
+    usual = [
+        mean_likelihood(of_split) for of_split in zip(*outside(learner, shadow_models))
+    ]
     counts = {}
     for name, served in models.items():
         likelihoods = log_likelihoods(learner, served)
@@ -119,7 +128,9 @@ def mean_likelihood(logarithms: Sequence[np.ndarray]) -> np.ndarray:
     return total - np.log(len(logarithms))
 
 
-def outside(learner: Learner, shadow_models: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def outside(
+    learner: Learner, shadow_models: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """For each pair of shadow models, how likely each training and each test patient is to one that has not seen it.
 
     The models of a pair are trained on the two halves of the training samples. Neither has seen a test sample: every
@@ -128,8 +139,13 @@ def outside(learner: Learner, shadow_models: int) -> Iterator[tuple[np.ndarray, 
     second = np.arange(learner._test.patients) % 2 == 1
     for number in range(shadow_models // 2):
         first, halves = halved(learner, f"shadow {number}")
-        (members, others), (members_of_second, others_of_second) = (shadow(learner, half) for half in halves)
-        yield np.where(first, members_of_second, members), np.where(second, others_of_second, others)
+        (members, others), (members_of_second, others_of_second) = (
+            shadow(learner, half) for half in halves
+        )
+        yield (
+            np.where(first, members_of_second, members),
+            np.where(second, others_of_second, others),
+        )
 
 
 def halved(learner: Learner, name: str) -> tuple[np.ndarray, list[Learner]]:
@@ -141,9 +157,15 @@ def halved(learner: Learner, name: str) -> tuple[np.ndarray, list[Learner]]:
     first = learner._stream(name).permutation(split.patients) < split.patients // 2
     halves = []
     for half, chosen in enumerate((first, ~first)):
-        rows = np.flatnonzero(chosen if split.patient is None else chosen[split.patient])
+        rows = np.flatnonzero(
+            chosen if split.patient is None else chosen[split.patient]
+        )
         train = split.take(torch.from_numpy(rows).to(split.y.device))
-        changes = {"_train": train, "samples": len(train), "_part": f"{learner._part}{name}.{half}."}
+        changes = {
+            "_train": train,
+            "samples": len(train),
+            "_part": f"{learner._part}{name}.{half}.",
+        }
         halves.append(learner._view(**changes, memory={}, _compared={}))
     return first, halves
 
@@ -160,13 +182,21 @@ def shadow(learner: Learner, half: Learner) -> tuple[np.ndarray, np.ndarray]:
 
 
 @torch.no_grad()
-def log_likelihoods(learner: Learner, model: Params | Served) -> tuple[np.ndarray, np.ndarray]:
+def log_likelihoods(
+    learner: Learner, model: Params | Served
+) -> tuple[np.ndarray, np.ndarray]:
     """The mean logarithm of the likelihood of each training and of each test patient's samples, float64.
 
     It is the plain loss with a minus.
     """
     task, of_splits = learner._runtime.task, []
     for split in (learner._train, learner._test):
-        losses = task.sample_losses(learner.outputs(model, split.x).double()[None], split.y)[0]
-        of_splits.append(split.by_patient(losses.neg().nan_to_num(-LARGEST, LARGEST, -LARGEST).cpu().numpy()))
+        losses = task.sample_losses(
+            learner.outputs(model, split.x).double()[None], split.y
+        )[0]
+        of_splits.append(
+            split.by_patient(
+                losses.neg().nan_to_num(-LARGEST, LARGEST, -LARGEST).cpu().numpy()
+            )
+        )
     return of_splits[0], of_splits[1]

@@ -16,7 +16,17 @@ from torch import Tensor, nn
 from cfl_flare.training.tasks import TASKS, LearningTask, Regression
 
 # Steps of torch's record of gradients that only arrange numbers, or change their type.
-ARRANGING = {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "T", "Transpose", "Permute", "Alias"}
+ARRANGING = {
+    "View",
+    "UnsafeView",
+    "ReshapeAlias",
+    "Squeeze",
+    "Unsqueeze",
+    "T",
+    "Transpose",
+    "Permute",
+    "Alias",
+}
 ARRANGING |= {"Clone", "ToCopy", "Slice", "Select"}
 # Steps that end a network, and the range to which each one bends numbers.
 PROBABILITIES = {"Softmax", "Sigmoid", "Hardsigmoid"}
@@ -62,7 +72,11 @@ def tracing(module: nn.Module) -> Iterator[Trace]:
     hooks = []
     for name, part in module.named_modules():
         if not any(True for _ in part.children()) or isinstance(part, nn.Linear):
-            hooks.append(part.register_forward_hook(lambda p, _, outputs, name=name: note(name, p, outputs)))
+            hooks.append(
+                part.register_forward_hook(
+                    lambda p, _, outputs, name=name: note(name, p, outputs)
+                )
+            )
     try:
         yield trace
     finally:

@@ -57,14 +57,18 @@ class Predictor(nn.Module):
         else:
             x = (samples - 0.5) / 0.5
             outputs, far = self.model(x), x.abs().flatten(1).amax(dim=1) > FAR
-            outputs = torch.where(far.view(-1, *[1] * (outputs.dim() - 1)), torch.nan, outputs)
+            outputs = torch.where(
+                far.view(-1, *[1] * (outputs.dim() - 1)), torch.nan, outputs
+            )
         return predicted(outputs, self.link) + 0.0, outputs
 
 
 def _filled_and_scaled(features: Tensor, preparation: Preparation) -> Tensor:
     """As `Preparation.apply`."""
     numbers = (preparation.fill, preparation.mean, preparation.deviation)
-    fill, mean, deviation = (torch.tensor(values, dtype=torch.float64) for values in numbers)
+    fill, mean, deviation = (
+        torch.tensor(values, dtype=torch.float64) for values in numbers
+    )
     z = (torch.where(features.isnan(), fill, features) - mean) / deviation
     if preparation.clip is not None:
         scaled = torch.tensor(preparation.columns.scaled)
@@ -96,23 +100,48 @@ class Portable:
         x = draws.random((count, *self.shape))
         if p is None:
             return torch.from_numpy(x).float()
-        return torch.from_numpy(np.where(draws.random(x.shape) < 0.1, np.nan, p.mean + (16 * x - 8) * p.deviation))
+        return torch.from_numpy(
+            np.where(
+                draws.random(x.shape) < 0.1, np.nan, p.mean + (16 * x - 8) * p.deviation
+            )
+        )
 
     def description(self, outputs: Tensor) -> dict[str, Any]:
         """Inputs and outputs in words and numbers, for JSON; ``outputs`` are of some samples."""
-        of_input: dict[str, Any] = {"dtype": "float32", "values": "bytes over 255, or floats as in training"}
+        of_input: dict[str, Any] = {
+            "dtype": "float32",
+            "values": "bytes over 255, or floats as in training",
+        }
         in_graph = f"x becomes (x - 0.5) / 0.5; beyond {(FAR + 1) / 2:g} pixels were never scaled, and give NaN"
         if self.preparation is not None:
-            of_input = {"dtype": "float64", "missing": "NaN", "features": _features(self.preparation)}
+            of_input = {
+                "dtype": "float64",
+                "missing": "NaN",
+                "features": _features(self.preparation),
+            }
             in_graph = "missing values are filled up, numbers scaled and clipped"
         of_outputs = {"dtype": "float32", "shape": ["n", *outputs.shape[1:]]}
         return {
             **self.facts,
             "task": {"task": self.task.name, **dataclasses.asdict(self.task)},
-            "input": {"name": INPUT, "shape": ["n", *self.shape], **of_input, "in_graph": in_graph},
+            "input": {
+                "name": INPUT,
+                "shape": ["n", *self.shape],
+                **of_input,
+                "in_graph": in_graph,
+            },
             "outputs": [
-                {"name": OUTPUTS[0], **of_outputs, "values": OF_LINK[self.task.link], "link": self.task.link},
-                {"name": OUTPUTS[1], **of_outputs, "values": "what the network computes, before the link"},
+                {
+                    "name": OUTPUTS[0],
+                    **of_outputs,
+                    "values": OF_LINK[self.task.link],
+                    "link": self.task.link,
+                },
+                {
+                    "name": OUTPUTS[1],
+                    **of_outputs,
+                    "values": "what the network computes, before the link",
+                },
             ],
             "classes": [*self.classes],
             "software": {"cfl-flare": __version__, "torch": torch.__version__},
@@ -125,14 +154,20 @@ def _features(preparation: Preparation) -> list[dict[str, Any]]:
     for column, _ in preparation.columns.places:
         what = {"column": column.column, "kind": column.kind}
         if column.kind == "category":
-            codes: list[dict[str, Any]] = [{"is": category} for category in column.categories]
+            codes: list[dict[str, Any]] = [
+                {"is": category} for category in column.categories
+            ]
         elif column.categories:
-            codes = [{"codes": dict(zip(column.categories, range(len(column.categories))))}]
+            codes = [
+                {"codes": dict(zip(column.categories, range(len(column.categories))))}
+            ]
         else:
             codes = [{} if column.range is None else {"range": [*column.range]}]
             codes[0] |= {} if column.unit is None else {"unit": column.unit}
         codes += [{"is": "missing"}] * column.missing
-        features += [{"name": name, **what, **code} for name, code in zip(column.features, codes)]
+        features += [
+            {"name": name, **what, **code} for name, code in zip(column.features, codes)
+        ]
     return features
 
 
@@ -175,28 +210,45 @@ def onnx_of(portable: Portable) -> tuple[bytes, Tensor]:
         reason = f"{error.name} is not installed, which ONNX needs"
         raise ConfigError(f"onnx: {reason}; pip install 'cfl-flare[onnx]'") from error
     kind = type(portable.model).__name__
-    predictor = Predictor(portable.model, portable.task.link, portable.preparation).eval()
+    predictor = Predictor(
+        portable.model, portable.task.link, portable.preparation
+    ).eval()
     batch = {0: torch.export.Dim("n")}
-    names: dict[str, Any] = {"input_names": [INPUT], "output_names": [*OUTPUTS], "dynamic_shapes": (batch,)}
+    names: dict[str, Any] = {
+        "input_names": [INPUT],
+        "output_names": [*OUTPUTS],
+        "dynamic_shapes": (batch,),
+    }
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            program: Any = torch.onnx.export(predictor, (portable.samples(2),), **names, dynamo=True, verbose=False)
+            program: Any = torch.onnx.export(
+                predictor, (portable.samples(2),), **names, dynamo=True, verbose=False
+            )
         graph = _without_traces(program.model_proto)
         onnx.checker.check_model(graph)
         content = graph.SerializeToString()
-    except Exception as error:  # the exporter raises many kinds of errors, of several lines
+    except (
+        Exception
+    ) as error:  # the exporter raises many kinds of errors, of several lines
         reason = f"torch does not write {kind} as ONNX ({one_line(error)})"
         way_out = "predict with cfl-flare predict, or build the network of layers that torch.onnx knows"
         raise ConfigError(f"onnx: {reason}; {way_out}") from error
-    require(len(content) < 2**31, f"onnx: {kind} has {len(content):,} bytes; an ONNX file has 2 GiB at most")
+    require(
+        len(content) < 2**31,
+        f"onnx: {kind} has {len(content):,} bytes; an ONNX file has 2 GiB at most",
+    )
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     x = portable.samples(5)
     with torch.no_grad():
         wanted = predictor(x)
-    for name, ours, theirs in zip(OUTPUTS, wanted, session.run([*OUTPUTS], {INPUT: x.numpy()})):
+    for name, ours, theirs in zip(
+        OUTPUTS, wanted, session.run([*OUTPUTS], {INPUT: x.numpy()})
+    ):
         gap = (torch.from_numpy(theirs) - ours).abs() / ours.abs().clamp(min=1)
-        far = float(gap.where(torch.from_numpy(theirs) != ours, torch.zeros(())).max())  # both may be infinite
+        far = float(
+            gap.where(torch.from_numpy(theirs) != ours, torch.zeros(())).max()
+        )  # both may be infinite
         reason = f"onnxruntime's {name} of {kind} are {far:.2g} from torch's, more than {TOLERANCE:g}"
         require(far <= TOLERANCE, f"onnx: {reason}; predict with cfl-flare predict")
     return content, wanted[1]

@@ -26,7 +26,12 @@ from cfl_flare.core.settings import check_settings, setting
 TRAIN, TEST = "train", "test"
 # Orders of the Rényi divergence; an epsilon is the least that one of them gives. Those below 2 take ten times as long
 # to compute, and none of an epsilon below 15 needs them.
-PARTS = (2.125, 2.375, *(2 + i / 4 for i in range(1, 16) if i % 4), *(6.5 + i for i in range(5)))
+PARTS = (
+    2.125,
+    2.375,
+    *(2 + i / 4 for i in range(1, 16) if i % 4),
+    *(6.5 + i for i in range(5)),
+)
 ORDERS = (*PARTS, *range(2, 33), 36, 40, 44, 48, 56, 64, 80, 96, 128, 192, 256, 512)
 # Shares of the budget of training samples that their count, and the method's choices or losses, get.
 OF_COUNT, OF_ANSWERS = 0.02, 0.1
@@ -39,8 +44,12 @@ class DPSettings:
     """Differential privacy of a run, for each training sample and each test sample of a participant."""
 
     epsilon: float = setting(help="the most that the run may spend", gt=0, le=1000)
-    delta: float = setting(1e-5, help="the probability with which epsilon may not hold", gt=0, lt=0.1)
-    max_grad_norm: float = setting(1.0, help="a sample's longer gradient is scaled down to this norm", gt=0)
+    delta: float = setting(
+        1e-5, help="the probability with which epsilon may not hold", gt=0, lt=0.1
+    )
+    max_grad_norm: float = setting(
+        1.0, help="a sample's longer gradient is scaled down to this norm", gt=0
+    )
     noise_multiplier: float | None = setting(
         None,
         help="deviation of the noise in units of max_grad_norm; default: what epsilon allows over all rounds. Given, a "
@@ -48,9 +57,15 @@ class DPSettings:
         ge=LEAST_NOISE,
         le=MOST_NOISE,
     )
-    max_loss: float = setting(4.0, help="a sample's larger loss counts as this in choices and metrics", gt=0)
-    rounds: int | None = setting(None, help="rounds that the budget is for; default: the run's", ge=1)
-    measured: int | None = setting(None, help="measurements that it is for; default: the run's", ge=1)
+    max_loss: float = setting(
+        4.0, help="a sample's larger loss counts as this in choices and metrics", gt=0
+    )
+    rounds: int | None = setting(
+        None, help="rounds that the budget is for; default: the run's", ge=1
+    )
+    measured: int | None = setting(
+        None, help="measurements that it is for; default: the run's", ge=1
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "training: dp")
@@ -91,7 +106,13 @@ class Spend:
 
 def rdp_of(spends: Iterable[Spend]) -> np.ndarray:
     """The Rényi divergence of these mechanisms together at each of `ORDERS`."""
-    return np.sum([np.zeros(len(ORDERS)), *(_rdp(s.noise_multiplier, s.sample_rate) * s.steps for s in spends)], axis=0)
+    return np.sum(
+        [
+            np.zeros(len(ORDERS)),
+            *(_rdp(s.noise_multiplier, s.sample_rate) * s.steps for s in spends),
+        ],
+        axis=0,
+    )
 
 
 @lru_cache(1024)
@@ -101,7 +122,14 @@ def _rdp(noise_multiplier: float, sample_rate: float) -> np.ndarray:
     require_opacus()
     from opacus.accountants.analysis.rdp import compute_rdp
 
-    return np.array(compute_rdp(q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=list(ORDERS)))
+    return np.array(
+        compute_rdp(
+            q=sample_rate,
+            noise_multiplier=noise_multiplier,
+            steps=1,
+            orders=list(ORDERS),
+        )
+    )
 
 
 def epsilon_of(rdp: np.ndarray, delta: float) -> float:
@@ -109,7 +137,11 @@ def epsilon_of(rdp: np.ndarray, delta: float) -> float:
     if not rdp.any():
         return 0.0
     orders = np.array(ORDERS)
-    epsilons = rdp + np.log((orders - 1) / orders) - (np.log(delta) + np.log(orders)) / (orders - 1)
+    epsilons = (
+        rdp
+        + np.log((orders - 1) / orders)
+        - (np.log(delta) + np.log(orders)) / (orders - 1)
+    )
     return max(0.0, float(np.nanmin(epsilons)))
 
 
@@ -118,28 +150,41 @@ def require_opacus() -> None:
     try:
         import opacus  # noqa: F401
     except ImportError as error:
-        raise ConfigError("training: dp needs Opacus; run: pip install 'cfl-flare[dp]'") from error
+        raise ConfigError(
+            "training: dp needs Opacus; run: pip install 'cfl-flare[dp]'"
+        ) from error
 
 
 @lru_cache(1024)
 def least_noise(
-    epsilon: float, delta: float, sample_rate: float = 1.0, steps: int = 1, beside: tuple[Spend, ...] = ()
+    epsilon: float,
+    delta: float,
+    sample_rate: float = 1.0,
+    steps: int = 1,
+    beside: tuple[Spend, ...] = (),
 ) -> float:
     """The smallest noise multiplier, within a thousandth, of equal mechanisms that stay within a budget.
 
     By default it is that of one Gaussian mechanism. ``beside`` is what else the budget pays for.
     """
-    from scipy.optimize import brentq  # it takes a while to import, and few runs need it
+    from scipy.optimize import (
+        brentq,
+    )  # it takes a while to import, and few runs need it
 
     def excess(log_noise: float) -> float:
-        spends = [*beside, Spend("", TRAIN, float(np.exp(log_noise)), sample_rate, steps)]
+        spends = [
+            *beside,
+            Spend("", TRAIN, float(np.exp(log_noise)), sample_rate, steps),
+        ]
         return float(np.log(max(epsilon_of(rdp_of(spends), delta), 1e-12) / epsilon))
 
     low, high = np.log(LEAST_NOISE), np.log(MOST_NOISE)
     if excess(low) <= 0:
         return LEAST_NOISE
     if excess(high) > 0:
-        raise ConfigError(f"training: dp: epsilon = {epsilon} is too little for this run; raise it, or shorten the run")
+        raise ConfigError(
+            f"training: dp: epsilon = {epsilon} is too little for this run; raise it, or shorten the run"
+        )
     return float(np.exp(min(high, brentq(excess, low, high, xtol=5e-4) + 5e-4)))
 
 
@@ -162,7 +207,9 @@ class NoisePlan:
     rounds: int
 
     @classmethod
-    def of(cls, dp: DPSettings, queries: Queries, samples: int, batch_size: int, steps: int) -> NoisePlan:
+    def of(
+        cls, dp: DPSettings, queries: Queries, samples: int, batch_size: int, steps: int
+    ) -> NoisePlan:
         """The plan of a participant that said it has ``samples``, and takes ``steps`` steps a local training."""
         rounds, measured = dp.rounds or 1, dp.measured or 1
         scale = least_noise(dp.epsilon, dp.delta)
@@ -170,16 +217,26 @@ class NoisePlan:
         answer = Spend("answer", TRAIN, scale * (max(1, answers) / OF_ANSWERS) ** 0.5)
         metrics = Spend("metrics", TEST, scale * (measured / (1 - OF_COUNT)) ** 0.5)
         rate = min(1.0, batch_size / samples)
-        fixed = (count_spend(dp, TRAIN), *([replace(answer, steps=answers)] if answers else []))
+        fixed = (
+            count_spend(dp, TRAIN),
+            *([replace(answer, steps=answers)] if answers else []),
+        )
         steps_a_round, noise = steps * queries.trainings, dp.noise_multiplier
         if noise is None:
-            noise = least_noise(dp.epsilon, dp.delta, rate, rounds * steps_a_round, fixed)
+            noise = least_noise(
+                dp.epsilon, dp.delta, rate, rounds * steps_a_round, fixed
+            )
         else:
             all_rounds = Spend("training", TRAIN, noise, rate, rounds * steps_a_round)
-            while rounds and epsilon_of(rdp_of([*fixed, all_rounds]), dp.delta) > dp.epsilon:
+            while (
+                rounds
+                and epsilon_of(rdp_of([*fixed, all_rounds]), dp.delta) > dp.epsilon
+            ):
                 rounds -= 1
                 all_rounds = replace(all_rounds, steps=rounds * steps_a_round)
-        return cls(Spend("training", TRAIN, noise, rate, steps), answer, metrics, rounds)
+        return cls(
+            Spend("training", TRAIN, noise, rate, steps), answer, metrics, rounds
+        )
 
 
 def count_spend(dp: DPSettings, split: str) -> Spend:
@@ -217,7 +274,9 @@ class SystemRandomness:
 GRID = 2.0**-20
 
 
-def add_noise(values: np.ndarray, deviation: float, randomness: Randomness) -> np.ndarray:
+def add_noise(
+    values: np.ndarray, deviation: float, randomness: Randomness
+) -> np.ndarray:
     """Add Gaussian noise to sums, and round the results to a grid.
 
     A floating-point number has few neighbours. Without the grid, the last bits of a noisy sum would exclude some of the
@@ -242,7 +301,9 @@ class Books:
     These write nothing, as all of a simulation is known from its settings.
     """
 
-    def spend(self, participant: str, round_number: int, spends: Sequence[Spend]) -> None:
+    def spend(
+        self, participant: str, round_number: int, spends: Sequence[Spend]
+    ) -> None:
         """Writes what is about to be spent.
 
         Raises:
@@ -255,7 +316,9 @@ class Books:
         """The numbers of samples that this run's participant said before, by split; None for a new one."""
         return None
 
-    def said(self, participant: str, counts: Mapping[str, int], spends: Sequence[Spend]) -> None:
+    def said(
+        self, participant: str, counts: Mapping[str, int], spends: Sequence[Spend]
+    ) -> None:
         """Writes the numbers of samples that it is about to say, and what they spend."""
         return
 
@@ -297,10 +360,17 @@ class Account:
         if samples is None:
             spends = [count_spend(dp, split) for split in sizes]
             noise = randomness.standard_normal(len(sizes))
-            noisy = [size + spend.noise_multiplier * z for size, spend, z in zip(sizes.values(), spends, noise)]
-            samples = {split: max(1, round(count)) for split, count in zip(sizes, noisy)}
+            noisy = [
+                size + spend.noise_multiplier * z
+                for size, spend, z in zip(sizes.values(), spends, noise)
+            ]
+            samples = {
+                split: max(1, round(count)) for split, count in zip(sizes, noisy)
+            }
             books.said(name, samples, spends)
-        plan = NoisePlan.of(dp, queries, samples[TRAIN], batch_size, steps(samples[TRAIN]))
+        plan = NoisePlan.of(
+            dp, queries, samples[TRAIN], batch_size, steps(samples[TRAIN])
+        )
         return cls(name, dp, plan, samples, queries, books)
 
 
@@ -318,14 +388,25 @@ class RoundAccount:
             BudgetError: the budget does not pay for this round, or the method asks for more than it declares.
         """
         account, queries = self.account, self.account.queries
-        allowed = {"training": queries.trainings, "choice": queries.choices, "losses": queries.losses, "metrics": 1}
+        allowed = {
+            "training": queries.trainings,
+            "choice": queries.choices,
+            "losses": queries.losses,
+            "metrics": 1,
+        }
         self._counts[what] = self._counts.get(what, 0) + 1
-        last = account.plan.rounds + (what != "training")  # models are measured and chosen once more after the last
+        last = account.plan.rounds + (
+            what != "training"
+        )  # models are measured and chosen once more after the last
         paid = self._counts[what] <= allowed[what] and self.round < last
         limit = f"{allowed[what]} a round in {account.plan.rounds} rounds"
         reason = f"epsilon = {account.dp.epsilon} pays for {limit} of {what}"
         further = f"and this would be number {self._counts[what]} in round {self.round}"
-        require(paid, f"{account.name}: {reason}, {further}; shorten the run, or raise epsilon", BudgetError)
+        require(
+            paid,
+            f"{account.name}: {reason}, {further}; shorten the run, or raise epsilon",
+            BudgetError,
+        )
         entered = replace(spend, what=what)
         account.books.spend(account.name, self.round, [entered])
         return entered

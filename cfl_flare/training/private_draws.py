@@ -31,7 +31,9 @@ class SampleDraws:
         self._secret = secret
         self._split = split
 
-    def draw(self, purpose: str, step: int, rows: Sequence[int] | np.ndarray) -> list[int]:
+    def draw(
+        self, purpose: str, step: int, rows: Sequence[int] | np.ndarray
+    ) -> list[int]:
         """Draw one number for each of some samples.
 
         Args:
@@ -57,7 +59,9 @@ class SampleDraws:
         seen = Counter[bytes]()
         identities = []
         for x, y in zip(features, labels):
-            content = hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=16).digest()
+            content = hashlib.blake2b(
+                x.tobytes() + y.tobytes(), digest_size=16
+            ).digest()
             identities.append(content + seen[content].to_bytes(4, "big"))
             seen[content] += 1
         return identities

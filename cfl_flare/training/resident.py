@@ -54,7 +54,9 @@ class ResidentModel:
             old = named[entry.name][1]
             if entry.kind == "counter":
                 self._counters.append(old)
-                self._bound.append(BoundArray(entry.name, old, holders.get(id(old), []), False))
+                self._bound.append(
+                    BoundArray(entry.name, old, holders.get(id(old), []), False)
+                )
                 continue
             view = entry.view(self.flat)
             view.copy_(old.detach())
@@ -63,7 +65,11 @@ class ResidentModel:
                 old.grad = entry.view(self.gradient)
             if entry.kind == "parameter" and not old.requires_grad:
                 self._frozen.append(entry.slice)
-            self._bound.append(BoundArray(entry.name, old, holders.get(id(old), []), entry.kind == "parameter"))
+            self._bound.append(
+                BoundArray(
+                    entry.name, old, holders.get(id(old), []), entry.kind == "parameter"
+                )
+            )
 
     def put_back_arrays(self) -> None:
         """Gives the module its own arrays again if it has replaced some while it computed."""
@@ -101,7 +107,9 @@ class ResidentModel:
         name = find_head(self.module)
         assert name is not None
         head = self.module.get_submodule(name)
-        with head.register_forward_pre_hook(lambda _, given: seen.__setitem__(slice(None), given)):
+        with head.register_forward_pre_hook(
+            lambda _, given: seen.__setitem__(slice(None), given)
+        ):
             yield seen
 
     def evaluated(self, x: Tensor) -> Tensor:
@@ -139,7 +147,11 @@ class ResidentModel:
         """
         slices = self.select_held(part)
         starts, named = {s.start for s in slices}, dict(self.module.named_parameters())
-        entries = [e for e in self.layout.entries if e.kind == "parameter" and e.offset in starts]
+        entries = [
+            e
+            for e in self.layout.entries
+            if e.kind == "parameter" and e.offset in starts
+        ]
         held = [named[e.name] for e in entries if named[e.name].requires_grad]
         before = [self.flat[s].clone() for s in slices]
 
@@ -176,7 +188,10 @@ class ResidentModel:
             DataError: the module has replaced a parameter while it computed.
         """
         self.take_over_arrays()
-        counters = [np.zeros(0, np.int64), *(c.detach().cpu().numpy().reshape(-1) for c in self._counters)]
+        counters = [
+            np.zeros(0, np.int64),
+            *(c.detach().cpu().numpy().reshape(-1) for c in self._counters),
+        ]
         vector = self.flat.detach().cpu().numpy().copy()
         return Params(self.layout, vector, np.concatenate(counters).astype(np.int64))
 
@@ -207,7 +222,9 @@ def descend(resident: ResidentModel, lr: float) -> None:
 
 
 @contextlib.contextmanager
-def ahead(resident: ResidentModel, lr: float, backward: Callable[[], None]) -> Iterator[None]:
+def ahead(
+    resident: ResidentModel, lr: float, backward: Callable[[], None]
+) -> Iterator[None]:
     """The inner step of first-order MAML (FedDSMIC Alg. 2, Eq. 15-16; Fallah et al. 2020, Per-FedAvg (FO)).
 
     It trains a model to perform well after one more gradient step on a participant's own data. A step has two
@@ -279,7 +296,9 @@ class Optimizer(ABC):
             vector[: layout.parameter_size] = tensor.cpu().numpy()
             for part in held:
                 vector[part] = 0
-            memory[name] = Params(layout, vector, np.zeros(layout.counter_size, np.int64))
+            memory[name] = Params(
+                layout, vector, np.zeros(layout.counter_size, np.int64)
+            )
 
 
 class SGD(Optimizer):
@@ -287,7 +306,9 @@ class SGD(Optimizer):
 
     def __init__(self, settings: TrainSettings, resident: ResidentModel):
         super().__init__(settings, resident)
-        self._momentum = torch.zeros_like(resident.gradient) if settings.momentum else None
+        self._momentum = (
+            torch.zeros_like(resident.gradient) if settings.momentum else None
+        )
 
     def _move(self, lr: float) -> None:
         # Not torch.optim.SGD: it imports torch's compiler, which doubles the time in which a site's process starts.
@@ -316,11 +337,17 @@ class Adam(Optimizer):
 
     def __init__(self, settings: TrainSettings, resident: ResidentModel):
         super().__init__(settings, resident)
-        self._mean, self._square, self._steps = (torch.zeros_like(resident.gradient) for _ in range(3))
+        self._mean, self._square, self._steps = (
+            torch.zeros_like(resident.gradient) for _ in range(3)
+        )
         self._counts = [(slice(0, len(self._steps)), 0)]
 
     def _move(self, lr: float) -> None:
-        weights, gradient, decay = self._resident.parameters, self._resident.gradient, self._settings.weight_decay
+        weights, gradient, decay = (
+            self._resident.parameters,
+            self._resident.gradient,
+            self._settings.weight_decay,
+        )
         beta1, beta2 = self._settings.beta1, self._settings.beta2
         if self._settings.optimizer == "adamw":
             weights.mul_(1 - lr * decay)
@@ -330,21 +357,42 @@ class Adam(Optimizer):
         self._square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         self._counts = [(part, count + 1) for part, count in self._counts]
         for part, count in self._counts:
-            root = self._square[part].sqrt().div_(math.sqrt(1 - beta2**count)).add_(self._settings.adam_eps)
-            weights[part].addcdiv_(self._mean[part], root, value=-lr / (1 - beta1**count))
+            root = (
+                self._square[part]
+                .sqrt()
+                .div_(math.sqrt(1 - beta2**count))
+                .add_(self._settings.adam_eps)
+            )
+            weights[part].addcdiv_(
+                self._mean[part], root, value=-lr / (1 - beta1**count)
+            )
 
     def _state(self) -> dict[str, Tensor]:
         for part, count in self._counts:
             self._steps[part] = count
-        return {"adam_mean": self._mean, "adam_square": self._square, "adam_steps": self._steps}
+        return {
+            "adam_mean": self._mean,
+            "adam_square": self._square,
+            "adam_steps": self._steps,
+        }
 
     def recall(self, memory: Mapping[str, Params]) -> None:
         super().recall(memory)
         # Neighbours with the same number of steps are one slice: mostly there is one for all.
-        counts, sizes = (tensor.tolist() for tensor in torch.unique_consecutive(self._steps, return_counts=True))
+        counts, sizes = (
+            tensor.tolist()
+            for tensor in torch.unique_consecutive(self._steps, return_counts=True)
+        )
         ends = np.cumsum(sizes).tolist()
-        self._counts = [(slice(end - size, end), int(count)) for end, size, count in zip(ends, sizes, counts)]
+        self._counts = [
+            (slice(end - size, end), int(count))
+            for end, size, count in zip(ends, sizes, counts)
+        ]
 
 
 def optimizer_of(settings: TrainSettings, resident: ResidentModel) -> Optimizer:
-    return SGD(settings, resident) if settings.optimizer == "sgd" else Adam(settings, resident)
+    return (
+        SGD(settings, resident)
+        if settings.optimizer == "sgd"
+        else Adam(settings, resident)
+    )

@@ -49,7 +49,13 @@ class Place:
     memory: float | None = None
 
     @classmethod
-    def of(cls, device: str, memory: float | None = None, index: int = 0, together: int | None = None) -> Place:
+    def of(
+        cls,
+        device: str,
+        memory: float | None = None,
+        index: int = 0,
+        together: int | None = None,
+    ) -> Place:
         """The place of one of a job's sites: those that ask for ``cuda`` are spread over the machine's GPUs in turn.
 
         ``together`` is how many sites share this machine, None if each may have its own. No ``memory`` is an even share
@@ -67,12 +73,16 @@ class Place:
     def limit(self) -> None:
         """Makes torch's allocator keep to the share of memory; beyond it, this process is out of memory."""
         if self.memory is not None and torch.device(self.device).type == "cuda":
-            torch.cuda.set_per_process_memory_fraction(self.memory, torch.device(self.device))
+            torch.cuda.set_per_process_memory_fraction(
+                self.memory, torch.device(self.device)
+            )
 
     def __str__(self) -> str:
         if torch.device(self.device).type != "cuda":
             return self.device
-        share = "" if self.memory is None else f", at most {self.memory:.0%} of its memory"
+        share = (
+            "" if self.memory is None else f", at most {self.memory:.0%} of its memory"
+        )
         return f"{self.device} ({torch.cuda.get_device_name(self.device)}{share})"
 
 
@@ -130,7 +140,9 @@ class Split:
         if self.patient is None:
             return values
         number = np.unique(self.patient, return_inverse=True)[1]
-        sums = [np.bincount(number, weights=row) for row in values.reshape(-1, len(self))]
+        sums = [
+            np.bincount(number, weights=row) for row in values.reshape(-1, len(self))
+        ]
         return (np.stack(sums) / np.bincount(number)).reshape(*values.shape[:-1], -1)
 
 
@@ -148,7 +160,12 @@ class Batches:
         augment: Augment | None = None,
         seeds: Sequence[int | Sequence[int]] = (),
     ):
-        self._data, self._indices, self._augment, self._seeds = data, indices, augment, seeds
+        self._data, self._indices, self._augment, self._seeds = (
+            data,
+            indices,
+            augment,
+            seeds,
+        )
         self._made: list[Split] = []
 
     def __len__(self) -> int:
@@ -160,7 +177,9 @@ class Batches:
         batch = self._data.take(self._indices[number])
         if self._augment is None:
             return batch
-        return Split(*self._augment(batch.x, batch.y, self._seeds[number]), batch.patient)
+        return Split(
+            *self._augment(batch.x, batch.y, self._seeds[number]), batch.patient
+        )
 
     def places(self, number: int) -> Tensor:
         """The places of a batch's samples in the split."""
@@ -194,7 +213,11 @@ class MemoryView(MutableMapping[str, Params]):
         del self._memory[self._prefix + name]
 
     def __iter__(self) -> Iterator[str]:
-        return (name.removeprefix(self._prefix) for name in self._memory if name.startswith(self._prefix))
+        return (
+            name.removeprefix(self._prefix)
+            for name in self._memory
+            if name.startswith(self._prefix)
+        )
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -225,20 +248,33 @@ class Runtime:
     ):
         try:
             torch.zeros(1, device=device)
-        except Exception as error:  # torch raises many kinds of errors for a missing device
+        except (
+            Exception
+        ) as error:  # torch raises many kinds of errors for a missing device
             reason = f"device = {device!r} cannot be used here ({one_line(error)})"
             raise ConfigError(f"{reason}; name another, such as 'cpu'") from error
-        settings.lr_at(0)  # a cosine without its rounds is refused here, and not in each participant's first step
-        self.settings, self.seed, self.device, self.should_stop = settings, seed, device, should_stop
+        settings.lr_at(
+            0
+        )  # a cosine without its rounds is refused here, and not in each participant's first step
+        self.settings, self.seed, self.device, self.should_stop = (
+            settings,
+            seed,
+            device,
+            should_stop,
+        )
         self.task = settings.built_task(authorize)
         self.augment = settings.built_augment(self.task)
         self.resident = ResidentModel(make_model(), device)
         self.division = Division.of(self.resident.module, private)
         self.untrained = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
-        self.initial = lru_cache(UNTRAINED)(lambda index: self.untrained(index).take(self.division.public))
+        self.initial = lru_cache(UNTRAINED)(
+            lambda index: self.untrained(index).take(self.division.public)
+        )
         self.optimizer = optimizer_of(settings, self.resident)
         self.ignores_mode = ignores_mode(self.resident.module)
-        self._predictors: OrderedDict[tuple[int | bool, ...], tuple[list[Params], Predictor]] = OrderedDict()
+        self._predictors: OrderedDict[
+            tuple[int | bool, ...], tuple[list[Params], Predictor]
+        ] = OrderedDict()
 
     @cached_property
     def sample_gradients(self) -> SampleGradients:
@@ -261,13 +297,20 @@ class Runtime:
         if self.division.private is None:
             return self.resident.parameters
         names = [e.name for e in self.division.public.entries if e.kind == "parameter"]
-        return torch.cat([self.resident.parameters[s] for s in self.resident.layout.select(names)])
+        return torch.cat(
+            [self.resident.parameters[s] for s in self.resident.layout.select(names)]
+        )
 
-    def predictor(self, models: Sequence[Params], features: bool = False, training: bool = False) -> Predictor:
+    def predictor(
+        self, models: Sequence[Params], features: bool = False, training: bool = False
+    ) -> Predictor:
         """A predictor of these models; the last few are cached, as a site's participants compare the same models."""
         key = (features, training, *map(id, models))
         if key not in self._predictors:
-            self._predictors[key] = (list(models), Predictor(self.resident, models, features, training))
+            self._predictors[key] = (
+                list(models),
+                Predictor(self.resident, models, features, training),
+            )
         self._predictors.move_to_end(key)
         while len(self._predictors) > PREDICTORS:
             self._predictors.popitem(last=False)

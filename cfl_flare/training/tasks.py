@@ -90,19 +90,28 @@ class LearningTask(ABC):
         """Raises a DataError for labels of another form; it says which task takes them."""
         form = form_of(y, where)
         if form != self.form:
-            fitting = " or ".join(repr(task.name) for task in TASKS.values() if task.form == form)
+            fitting = " or ".join(
+                repr(task.name) for task in TASKS.values() if task.form == form
+            )
             reason = f"its labels are {FORMS[form]}, and task {self.name!r} takes {FORMS[self.form]}"
             hint = hint_at_codes(y) if form == "number" and self.form == "class" else ""
-            raise DataError(f"{where}: {reason}; {hint}set task to {fitting}, or name other labels")
+            raise DataError(
+                f"{where}: {reason}; {hint}set task to {fitting}, or name other labels"
+            )
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
         if tuple(outputs.shape) != (1, 1):
             shape = f"the model's output for one has shape {tuple(outputs.shape)}; set the model's num_classes to 1"
-            raise DataError(f"{where}: task {self.name!r} takes one output for each sample, and {shape}")
+            raise DataError(
+                f"{where}: task {self.name!r} takes one output for each sample, and {shape}"
+            )
 
     def ranges(self, requested: Iterable[str] = ()) -> dict[str, tuple[float, float]]:
         """The measures of a run, with the range of each. A server refuses values outside it."""
-        return {name: RANGES.get(name, (-LARGEST, LARGEST)) for name in (*self.always, *requested)}
+        return {
+            name: RANGES.get(name, (-LARGEST, LARGEST))
+            for name in (*self.always, *requested)
+        }
 
     def key_metric(self, outputs: int | None) -> str:
         """The metric that judges a run that names none: the loss where there are two classes, else accuracy.
@@ -113,7 +122,13 @@ class LearningTask(ABC):
         return "loss" if two else "accuracy"
 
     @abstractmethod
-    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+    def loss(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        smoothing: float = 0.0,
+    ) -> Tensor:
         """The mean loss of a batch, a scalar with gradient.
 
         Args:
@@ -125,14 +140,23 @@ class LearningTask(ABC):
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean loss of each of several models, ``(K,)`` float64, of outputs ``(K, n, classes, ...)``."""
-        return torch.stack([self.loss(of_model, targets).double() for of_model in outputs])
+        return torch.stack(
+            [self.loss(of_model, targets).double() for of_model in outputs]
+        )
 
     def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each of several models on each sample, ``(K, n)`` float64."""
-        if self.separable and TASKS.get(self.name) is type(self):  # a user's loss may do what vmap cannot
-            single = torch.vmap(lambda output, target: self.loss(output[None], target[None]))
+        if self.separable and TASKS.get(self.name) is type(
+            self
+        ):  # a user's loss may do what vmap cannot
+            single = torch.vmap(
+                lambda output, target: self.loss(output[None], target[None])
+            )
             return torch.vmap(single, in_dims=(0, None))(outputs, targets).double()
-        each = [self.losses(outputs[:, i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
+        each = [
+            self.losses(outputs[:, i : i + 1], targets[i : i + 1])
+            for i in range(len(targets))
+        ]
         return torch.stack(each, dim=1)
 
     def unscale(self, outputs: Tensor) -> Tensor:
@@ -143,7 +167,9 @@ class LearningTask(ABC):
         """The task of a model whose outputs are in the unit of the labels, see `unscale`."""
         return self
 
-    def measured(self, outputs: Tensor, targets: Tensor, requested: Iterable[str] = ()) -> dict[str, float]:
+    def measured(
+        self, outputs: Tensor, targets: Tensor, requested: Iterable[str] = ()
+    ) -> dict[str, float]:
         """The measures of a model's outputs ``(n, classes, ...)`` by name: those of `always`, and the requested ones.
 
         Those that these samples do not define, such as an AUROC of one class, are left out. Without samples, nothing is
@@ -151,7 +177,10 @@ class LearningTask(ABC):
         """
         if not len(targets):
             return {}
-        values = {name: self.measure(name, outputs, targets) for name in dict.fromkeys((*self.always, *requested))}
+        values = {
+            name: self.measure(name, outputs, targets)
+            for name in dict.fromkeys((*self.always, *requested))
+        }
         return {name: value for name, value in values.items() if value is not None}
 
     def measure(self, name: str, outputs: Tensor, targets: Tensor) -> float | None:
@@ -159,7 +188,9 @@ class LearningTask(ABC):
         if name == "loss":
             return float(self.loss(outputs, targets))
         measure = self.measures[name]
-        return measure(compared(measure, self.unscale(outputs), self.link), targets, self)
+        return measure(
+            compared(measure, self.unscale(outputs), self.link), targets, self
+        )
 
 
 @dataclass(frozen=True)
@@ -174,7 +205,11 @@ class Classification(LearningTask):
     always: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "loss")
     measures: ClassVar[Mapping[str, Measure]] = OF_CLASSES
 
-    support: int = setting(10, help="test samples of a class, or with a finding, that supported_f1 asks for", ge=1)
+    support: int = setting(
+        10,
+        help="test samples of a class, or with a finding, that supported_f1 asks for",
+        ge=1,
+    )
 
     def outputs(self, y: np.ndarray) -> int:
         return max(2, int(y.max()) + 1)
@@ -194,14 +229,22 @@ class Classification(LearningTask):
                 way_out = "set the model's num_classes to 2, or task to 'binary' for a single output"
             raise DataError(f"{where}: {reason}; {way_out}")
 
-    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+    def loss(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        smoothing: float = 0.0,
+    ) -> Tensor:
         return F.cross_entropy(outputs, targets, weights, label_smoothing=smoothing)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.sample_losses(outputs, targets).mean(dim=1)
 
     def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        losses = F.cross_entropy(outputs.flatten(0, 1), targets.repeat(len(outputs)), reduction="none")
+        losses = F.cross_entropy(
+            outputs.flatten(0, 1), targets.repeat(len(outputs)), reduction="none"
+        )
         return losses.view(len(outputs), -1).double()
 
 
@@ -215,8 +258,14 @@ class Findings(LearningTask):
     scored: ClassVar[bool] = True
     always: ClassVar[tuple[str, ...]] = ("accuracy", "auroc", "loss")
 
-    threshold: float = setting(0.5, help="a finding is there from this probability on", gt=0, lt=1)
-    support: int = setting(10, help="test samples of a class, or with a finding, that supported_f1 asks for", ge=1)
+    threshold: float = setting(
+        0.5, help="a finding is there from this probability on", gt=0, lt=1
+    )
+    support: int = setting(
+        10,
+        help="test samples of a class, or with a finding, that supported_f1 asks for",
+        ge=1,
+    )
 
 
 @dataclass(frozen=True)
@@ -231,14 +280,24 @@ class Binary(Findings):
         super()._check_outputs(outputs, y, where)
         if y.max() > 1:
             way_out = f"set task to 'classification' and the model's num_classes to {y.max() + 1}"
-            raise DataError(f"{where}: label {y.max()} is neither 0 nor 1, which task 'binary' takes; {way_out}")
+            raise DataError(
+                f"{where}: label {y.max()} is neither 0 nor 1, which task 'binary' takes; {way_out}"
+            )
 
-    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+    def loss(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        smoothing: float = 0.0,
+    ) -> Tensor:
         wanted = (targets * (1 - smoothing) + smoothing / 2).to(outputs.dtype)
         if weights is None:
             return F.binary_cross_entropy_with_logits(outputs[:, 0], wanted)
         of_samples = weights[targets]
-        losses = F.binary_cross_entropy_with_logits(outputs[:, 0], wanted, of_samples, reduction="none")
+        losses = F.binary_cross_entropy_with_logits(
+            outputs[:, 0], wanted, of_samples, reduction="none"
+        )
         return losses.sum() / of_samples.sum()
 
 
@@ -257,9 +316,17 @@ class Multilabel(Findings):
         if tuple(outputs.shape) != (1, y.shape[1]):
             shape = f"and the model's output for one has shape {tuple(outputs.shape)}"
             way_out = f"set the model's num_classes to {y.shape[1]}"
-            raise DataError(f"{where}: its samples have {y.shape[1]} labels each, {shape}; {way_out}")
+            raise DataError(
+                f"{where}: its samples have {y.shape[1]} labels each, {shape}; {way_out}"
+            )
 
-    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+    def loss(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        smoothing: float = 0.0,
+    ) -> Tensor:
         return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
 
 
@@ -280,13 +347,20 @@ class Regression(LearningTask):
     always: ClassVar[tuple[str, ...]] = ("mae", "loss")
     measures: ClassVar[Mapping[str, Measure]] = OF_NUMBERS
 
-    mean: float | None = setting(None, help="of the outcome; default in a simulation: of all training samples")
-    deviation: float | None = setting(None, help="of the outcome, its standard deviation; default as for mean", gt=0)
+    mean: float | None = setting(
+        None, help="of the outcome; default in a simulation: of all training samples"
+    )
+    deviation: float | None = setting(
+        None, help="of the outcome, its standard deviation; default as for mean", gt=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         both = (self.mean is None) == (self.deviation is None)
-        require(both, "task regression: mean and deviation scale the outcome together; give both of them, or none")
+        require(
+            both,
+            "task regression: mean and deviation scale the outcome together; give both of them, or none",
+        )
 
     @property
     def is_scaled(self) -> bool:
@@ -313,7 +387,13 @@ class Regression(LearningTask):
         if form_of(y, where) != "class":  # classes are numbers as well
             super().check_form(y, where)
 
-    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+    def loss(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        smoothing: float = 0.0,
+    ) -> Tensor:
         if self.mean is not None and self.deviation is not None:
             targets = (targets - self.mean) / self.deviation
         return F.mse_loss(outputs[:, 0], targets)
@@ -331,9 +411,19 @@ class Survival(LearningTask):
     always: ClassVar[tuple[str, ...]] = ("c_index", "loss")
     measures: ClassVar[Mapping[str, Measure]] = OF_TIMES
 
-    ties: str = setting("efron", help="how events at the same time are treated", choices=("efron", "breslow"))
+    ties: str = setting(
+        "efron",
+        help="how events at the same time are treated",
+        choices=("efron", "breslow"),
+    )
 
-    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+    def loss(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        smoothing: float = 0.0,
+    ) -> Tensor:
         return cox_loss(outputs[:, 0], targets[:, 0], targets[:, 1], self.ties)
 
     def measure(self, name: str, outputs: Tensor, targets: Tensor) -> float | None:
@@ -350,31 +440,48 @@ class Segmentation(LearningTask):
     always: ClassVar[tuple[str, ...]] = ("dice", "loss")
     measures: ClassVar[Mapping[str, Measure]] = OF_MASKS
 
-    dice: float = setting(0.5, help="share of soft Dice in the loss; the rest is cross-entropy", ge=0, le=1)
+    dice: float = setting(
+        0.5,
+        help="share of soft Dice in the loss; the rest is cross-entropy",
+        ge=0,
+        le=1,
+    )
 
     def outputs(self, y: np.ndarray) -> int:
         return int(y.max()) + 1
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
-        if not (outputs.dim() == 4 and outputs.shape[1] > y.max() and outputs.shape[2:] == y.shape[1:]):
+        if not (
+            outputs.dim() == 4
+            and outputs.shape[1] > y.max()
+            and outputs.shape[2:] == y.shape[1:]
+        ):
             raise DataError(
                 f"{where}: masks of {y.shape[1]}x{y.shape[2]} with classes up to {y.max()} do not fit the model's "
                 f"output of shape {tuple(outputs.shape)}, which should be (1, {y.max() + 1} or more, "
                 f"{y.shape[1]}, {y.shape[2]}); set the model's num_classes, or take the network 'unet'"
             )
 
-    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+    def loss(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        smoothing: float = 0.0,
+    ) -> Tensor:
         entropy = F.cross_entropy(outputs, targets, weights, label_smoothing=smoothing)
         return self.dice * (1 - soft_dice(outputs, targets)) + (1 - self.dice) * entropy
 
 
 TASKS: dict[str, type[LearningTask]] = {
-    task.name: task for task in (Classification, Binary, Multilabel, Regression, Survival, Segmentation)
+    task.name: task
+    for task in (Classification, Binary, Multilabel, Regression, Survival, Segmentation)
 }
 
 
 def build_task(
-    spec: Mapping[str, Any] | str | LearningTask, authorize: Callable[[str], None] | None = None
+    spec: Mapping[str, Any] | str | LearningTask,
+    authorize: Callable[[str], None] | None = None,
 ) -> LearningTask:
     """The task of a run: ``"classification"``, ``"survival:ties=breslow"``, ``{"task": name, ...}``, ``package.Class``.
 
@@ -394,5 +501,7 @@ def task_for(form: str) -> str:
 def describe_task(task: Any) -> dict[str, Any]:
     """The dictionary from which `build_task` builds this task again; a ConfigError if it is no task."""
     wanted = "a task's name, 'package.Class', or a LearningTask"
-    require(isinstance(task, LearningTask), f"training: task = {task!r} should be {wanted}")
+    require(
+        isinstance(task, LearningTask), f"training: task = {task!r} should be {wanted}"
+    )
     return {"task": name_of(task, "task", TASKS), **asdict(task)}

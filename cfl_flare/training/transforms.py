@@ -26,13 +26,22 @@ LARGEST_NUMBER = 1e4
 
 def _numbers(low: float, high: float, most: int = 1, integer: bool = False) -> Bounds:
     """A number in a range, or a list of up to ``most``."""
-    text = f"a {'whole ' * integer}number in [{low:g}, {high:g}]" + f", or a list of up to {most}" * (most > 1)
+    text = (
+        f"a {'whole ' * integer}number in [{low:g}, {high:g}]"
+        + f", or a list of up to {most}" * (most > 1)
+    )
     kinds = int if integer else (int, float)
 
     def hold(value: Any) -> bool:
         values = value if most > 1 and isinstance(value, (list, tuple)) else [value]
-        numbers = [v for v in values if isinstance(v, kinds) and not isinstance(v, bool)]
-        return 1 <= len(values) <= most and len(numbers) == len(values) and all(low <= v <= high for v in numbers)
+        numbers = [
+            v for v in values if isinstance(v, kinds) and not isinstance(v, bool)
+        ]
+        return (
+            1 <= len(values) <= most
+            and len(numbers) == len(values)
+            and all(low <= v <= high for v in numbers)
+        )
 
     return Bounds(text, hold)
 
@@ -62,7 +71,14 @@ GEOMETRY: dict[str, Mapping[str, Bounds]] = {
     "RandomHorizontalFlip": CHANCE,
     "RandomVerticalFlip": CHANCE,
     "RandomRotation": {"degrees": ANY, "center": ANY, **MOVED},
-    "RandomAffine": {"degrees": ANY, "translate": RANGE, "scale": RANGE, "shear": ANY, "center": ANY, **MOVED},
+    "RandomAffine": {
+        "degrees": ANY,
+        "translate": RANGE,
+        "scale": RANGE,
+        "shear": ANY,
+        "center": ANY,
+        **MOVED,
+    },
     "RandomPerspective": {"distortion_scale": SHARE, **CHANCE, **MOVED},
     "ElasticTransform": {"alpha": RANGE, "sigma": RANGE, **MOVED},
     "RandomCrop": {"size": SIZE, "pad_if_needed": FLAG, **PADDED},
@@ -81,7 +97,10 @@ COLOUR: dict[str, Mapping[str, Bounds]] = {
     "RandomInvert": CHANCE,
     "RandomPosterize": {"bits": _numbers(0, 8, integer=True), **CHANCE},
     "RandomSolarize": {"threshold": SHARE, **CHANCE},
-    "RandomAdjustSharpness": {"sharpness_factor": _numbers(0, LARGEST_NUMBER), **CHANCE},
+    "RandomAdjustSharpness": {
+        "sharpness_factor": _numbers(0, LARGEST_NUMBER),
+        **CHANCE,
+    },
     "RandomAutocontrast": CHANCE,
     "RandomEqualize": CHANCE,
     "GaussianBlur": {"kernel_size": SIZE, "sigma": RANGE},
@@ -89,7 +108,12 @@ COLOUR: dict[str, Mapping[str, Bounds]] = {
 }
 POLICIES: dict[str, Mapping[str, Bounds]] = {
     "AutoAugment": {"policy": _one_of("imagenet", "cifar10", "svhn"), **MOVED},
-    "RandAugment": {"num_ops": FEW, "magnitude": _numbers(0, 99, integer=True), "num_magnitude_bins": BINS, **MOVED},
+    "RandAugment": {
+        "num_ops": FEW,
+        "magnitude": _numbers(0, 99, integer=True),
+        "num_magnitude_bins": BINS,
+        **MOVED,
+    },
     "TrivialAugmentWide": {"num_magnitude_bins": BINS, **MOVED},
     "AugMix": {
         **dict.fromkeys(("severity", "mixture_width", "chain_depth"), FEW),
@@ -102,8 +126,21 @@ POLICIES: dict[str, Mapping[str, Bounds]] = {
 WITHOUT_MASKS = ("RandomErasing", *POLICIES)
 ALLOWED = {**GEOMETRY, **COLOUR, **POLICIES}
 # The first setting of these has no default.
-REQUIRED = {"RandomRotation", "RandomAffine", "RandomCrop", "RandomResizedCrop", "CenterCrop", "Pad", "Resize"}
-REQUIRED |= {"RandomPosterize", "RandomSolarize", "RandomAdjustSharpness", "GaussianBlur"}
+REQUIRED = {
+    "RandomRotation",
+    "RandomAffine",
+    "RandomCrop",
+    "RandomResizedCrop",
+    "CenterCrop",
+    "Pad",
+    "Resize",
+}
+REQUIRED |= {
+    "RandomPosterize",
+    "RandomSolarize",
+    "RandomAdjustSharpness",
+    "GaussianBlur",
+}
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
@@ -113,23 +150,42 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
     require(is_short, f"training: augment = {reprlib.repr(text)} {wanted}")
     name, settings = parse_spec(text)
     close = difflib.get_close_matches(name, ALLOWED)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(ALLOWED)}"
-    require(name in ALLOWED, f"{named(text)}: {name!r} is none of the transforms that a job may name; {hint}")
+    hint = (
+        f"did you mean {' or '.join(close)}?"
+        if close
+        else f"there are {', '.join(ALLOWED)}"
+    )
+    require(
+        name in ALLOWED,
+        f"{named(text)}: {name!r} is none of the transforms that a job may name; {hint}",
+    )
     known = ALLOWED[name]
     for key, value in settings.items():
         has = f"it has {', '.join(known)}" if known else "it has none"
         require(key in known, f"{named(text)}: unknown setting {key!r}; {has}")
-        require(known[key].hold(value), f"{named(text)}: {key} = {value!r} should be {known[key].text}")
+        require(
+            known[key].hold(value),
+            f"{named(text)}: {key} = {value!r} should be {known[key].text}",
+        )
     needed = next(iter(known), None) if name in REQUIRED else None
-    require(needed is None or needed in settings, f"{named(text)}: {needed!r} is missing; write {name}:{needed}=...")
+    require(
+        needed is None or needed in settings,
+        f"{named(text)}: {needed!r} is missing; write {name}:{needed}=...",
+    )
     return name, settings
 
 
 def check_augment(given: Any) -> tuple[str, ...]:
     """The transforms of a run, checked by the table."""
     wanted = f"training: augment = {reprlib.repr(given)} should be a list of transforms"
-    require(isinstance(given, (list, tuple)), f"{wanted}: write ['RandomHorizontalFlip:p=0.5', ...]")
-    require(len(given) <= MOST_TRANSFORMS, f"{wanted}, of up to {MOST_TRANSFORMS}; leave some out")
+    require(
+        isinstance(given, (list, tuple)),
+        f"{wanted}: write ['RandomHorizontalFlip:p=0.5', ...]",
+    )
+    require(
+        len(given) <= MOST_TRANSFORMS,
+        f"{wanted}, of up to {MOST_TRANSFORMS}; leave some out",
+    )
     for text in given:
         parsed(text)
     return tuple(given)

@@ -16,20 +16,29 @@ from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import DataError
 from cfl_flare.core.network_arrays import Constant, find_head, live_state
 from cfl_flare.training.bound_arrays import find_new_parameters
-from cfl_flare.training.network_end import describe_dependence, describe_end, describe_head, tracing
+from cfl_flare.training.network_end import (
+    describe_dependence,
+    describe_end,
+    describe_head,
+    tracing,
+)
 from cfl_flare.training.runtime import Runtime, Split
 
 # Words in which torch says that two arrays differ in their type.
 OF_TYPES = re.compile(r"dtype|scalar type|input type|weight type", re.IGNORECASE)
 OF_INDICES = re.compile(r"indices", re.IGNORECASE)
 OF_ARGUMENTS = re.compile(r"forward\(\) (missing|takes|got)|unexpected keyword")
-OF_STATISTICS = re.compile(r"more than 1 value per channel|more than 1 spatial element", re.IGNORECASE)
+OF_STATISTICS = re.compile(
+    r"more than 1 value per channel|more than 1 spatial element", re.IGNORECASE
+)
 OF_GRADIENTS = re.compile(r"does not require grad|inference tensor", re.IGNORECASE)
 # Batches on which a step is tried: a network that fails by chance, or on one batch, succeeds on another.
 TRIALS = 3
 
 
-def explain_input(runtime: Runtime, error: BaseException, shape: tuple[int, ...]) -> str:
+def explain_input(
+    runtime: Runtime, error: BaseException, shape: tuple[int, ...]
+) -> str:
     """What to do when the model does not take its samples.
 
     Args:
@@ -94,11 +103,18 @@ def try_sample(runtime: Runtime, sample: Tensor, where: str) -> Tensor:
     name = type(runtime.resident.module).__name__
     try:
         with _evaluating(runtime):
-            outputs = runtime.resident.module(sample.clone())  # it may change it in place, see `try_evaluation`
-    except (Exception, SystemExit) as error:  # the module may be the user's, and raise anything
+            outputs = runtime.resident.module(
+                sample.clone()
+            )  # it may change it in place, see `try_evaluation`
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the module may be the user's, and raise anything
         shape = tuple(sample.shape[1:])
         explained = explain_input(runtime, error, shape)
-        raise DataError(f"{where}: the model {name} does not take samples of shape {shape} {explained}") from error
+        raise DataError(
+            f"{where}: the model {name} does not take samples of shape {shape} {explained}"
+        ) from error
     if not isinstance(outputs, Tensor):
         raise DataError(
             f"{where}: the model {name} returns a {type(outputs).__name__}; its forward() should return logits, one "
@@ -138,9 +154,16 @@ def try_evaluation(runtime: Runtime, samples: Tensor, where: str) -> list[str]:
             alone = module(samples[:1])
         with _evaluating(runtime, seed=2):
             again = module(samples[:1])
-        with _evaluating(runtime, seed=1), torch.enable_grad(), tracing(module) as trace:
+        with (
+            _evaluating(runtime, seed=1),
+            torch.enable_grad(),
+            tracing(module) as trace,
+        ):
             among = module(samples)
-    except (Exception, SystemExit) as error:  # the module may be the user's, and raise anything
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the module may be the user's, and raise anything
         raise DataError(
             f"{where} takes one sample, but not {len(samples)} at once ({one_line(error)}); the first axis of its "
             "inputs is the samples, of any number: let forward() take that from x.shape[0]"
@@ -158,11 +181,15 @@ def try_evaluation(runtime: Runtime, samples: Tensor, where: str) -> list[str]:
             "expected; leave reductions over the first axis out of forward()"
         )
     end = describe_end(among, trace, runtime.task)
-    dependence = describe_dependence(alone.float(), again.float(), among.detach().float())
+    dependence = describe_dependence(
+        alone.float(), again.float(), among.detach().float()
+    )
     return [remark for remark in (end, dependence) if remark]
 
 
-def try_training_step(runtime: Runtime, batches: Iterable[Split], outputs: Tensor, where: str) -> list[str]:
+def try_training_step(
+    runtime: Runtime, batches: Iterable[Split], outputs: Tensor, where: str
+) -> list[str]:
     """Computes the gradient of a batch as training does, and changes nothing.
 
     If the step fails, it is tried on the further batches. One that succeeds is enough.
@@ -197,7 +224,9 @@ def _try_step(runtime: Runtime, data: Split, outputs: Tensor, where: str) -> lis
     expected = (len(data), *outputs.shape[1:])
     if tuple(trained.shape) != expected:
         shapes = f"{tuple(trained.shape)} in training, where {expected} is expected"
-        raise DataError(f"{where} returns outputs of shape {shapes}; return the same in training and in evaluation")
+        raise DataError(
+            f"{where} returns outputs of shape {shapes}; return the same in training and in evaluation"
+        )
     not_finite = _compute_gradient(runtime, data, trained, where)
     _check_constants(runtime, resident.module, where)
     if new := find_new_parameters(resident.module, resident.built_with):
@@ -231,7 +260,9 @@ def _restoring(runtime: Runtime, seed: int) -> Iterator[None]:
     module.train()
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # the same trial at each site and in each process
+            torch.default_generator.manual_seed(
+                seed
+            )  # the same trial at each site and in each process
             yield
     finally:
         module.eval()
@@ -246,9 +277,14 @@ def _compute_outputs(runtime: Runtime, data: Split, where: str) -> Tensor:
     """The model's outputs in training mode ``(n, ...)``, float32."""
     reduced = runtime.settings.precision == "bfloat16"
     try:
-        with torch.autocast(torch.device(runtime.device).type, torch.bfloat16, enabled=reduced):
+        with torch.autocast(
+            torch.device(runtime.device).type, torch.bfloat16, enabled=reduced
+        ):
             outputs = runtime.resident.module(data.x)
-    except (Exception, SystemExit) as error:  # the module may be the user's, and raise anything
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the module may be the user's, and raise anything
         if len(data) == 1:
             raise DataError(
                 f"{where} does not train on one sample alone ({one_line(error)}), as batches of this participant have; "
@@ -267,7 +303,9 @@ def _compute_outputs(runtime: Runtime, data: Split, where: str) -> Tensor:
     return outputs.float()
 
 
-def _compute_gradient(runtime: Runtime, data: Split, outputs: Tensor, where: str) -> str:
+def _compute_gradient(
+    runtime: Runtime, data: Split, outputs: Tensor, where: str
+) -> str:
     """Computes the gradient of a batch; returns a remark if it is not finite, else an empty text."""
     try:
         loss = runtime.task.loss(outputs, data.y)

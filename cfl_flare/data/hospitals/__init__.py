@@ -29,7 +29,12 @@ class Hospitals(Wrapped):
     prepares: ClassVar[bool] = True
     public: ClassVar[bool] = True
 
-    test_share: float = setting(0.25, help="share of each hospital's patients that is used for testing", gt=0, lt=1)
+    test_share: float = setting(
+        0.25,
+        help="share of each hospital's patients that is used for testing",
+        gt=0,
+        lt=1,
+    )
     seed: int = setting(0, help="seed of that split")
     scaling: Scaling = setting("auto", help="as of the source table")
 
@@ -61,16 +66,23 @@ class Stroke(Hospitals):
     )
 
     outcome: Literal["dependent", "death"] = setting(
-        "dependent", help="dead or dependent after six months; or death, a time with an event, for task survival"
+        "dependent",
+        help="dead or dependent after six months; or death, a time with an event, for task survival",
     )
-    by_date: bool = setting(False, help="a hospital's latest patients are for testing, not random ones")
+    by_date: bool = setting(
+        False, help="a hospital's latest patients are for testing, not random ones"
+    )
     first_days: int | None = setting(
-        None, help="with by_date: the patients of this many days from a hospital's first one train, all later ones test"
+        None,
+        help="with by_date: the patients of this many days from a hospital's first one train, all later ones test",
     )
 
     @cached_property
     def inner(self) -> Table:
-        dies, dated = self.outcome == "death", self.by_date or self.first_days is not None
+        dies, dated = (
+            self.outcome == "death",
+            self.by_date or self.first_days is not None,
+        )
         aside = ["dependent"] if dies else ["days", "died"]
         return Table(
             str(FOLDER / STROKE),

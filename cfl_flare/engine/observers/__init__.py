@@ -15,16 +15,29 @@ from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
 from cfl_flare.engine.observers.scores import Scores
 from cfl_flare.results.curves import Scored
 
-__all__ = ["ANSWERING", "Asked", "CrossSite", "Membership", "Observer", "Probe", "Running", "observers_of"]
+__all__ = [
+    "ANSWERING",
+    "Asked",
+    "CrossSite",
+    "Membership",
+    "Observer",
+    "Probe",
+    "Running",
+    "observers_of",
+]
 
 # Those that ask participants, by key.
 ANSWERING: dict[str, type[Observer]] = {
-    cls.key: cls for cls in (Metrics, Scores, Bootstrap, ClassCounts, CrossSite, Membership)
+    cls.key: cls
+    for cls in (Metrics, Scores, Bootstrap, ClassCounts, CrossSite, Membership)
 }
 
 
 def observers_of(
-    ranges: Ranges = None, scored: Scored | None = None, bootstrap: int = 0, drawn: Sequence[str] = ()
+    ranges: Ranges = None,
+    scored: Scored | None = None,
+    bootstrap: int = 0,
+    drawn: Sequence[str] = (),
 ) -> list[Observer]:
     """A run's observers, in the order in which they complete a round's record.
 

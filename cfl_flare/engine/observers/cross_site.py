@@ -23,7 +23,12 @@ def named_models(server: Running, models: Mapping[str, Served]) -> dict[str, Nam
     for name, served in models.items():
         slots = []
         for i, model in enumerate(served.models):
-            slots.append(next((s for s, known in server.state.bank.items() if known is model), f"whole/{name}/{i}"))
+            slots.append(
+                next(
+                    (s for s, known in server.state.bank.items() if known is model),
+                    f"whole/{name}/{i}",
+                )
+            )
             if slots[-1] not in server.state.bank:
                 server.assembled[slots[-1]] = model
         named[name] = name, slots, served.vote, list(served.parts)
@@ -59,8 +64,12 @@ class CrossSite(Observer):
             return None
         if self._models is None:
             left = server.travelling_models()
-            clusters = [cluster_slot(k) for k in range(server.method.clusters_in(server.state))]
-            models = named_models(server, {k: left[k] for k in clusters if k in left} or left)
+            clusters = [
+                cluster_slot(k) for k in range(server.method.clusters_in(server.state))
+            ]
+            models = named_models(
+                server, {k: left[k] for k in clusters if k in left} or left
+            )
             self._models = [list(named) for named in models.values()]
         return self._models
 
@@ -69,19 +78,36 @@ class CrossSite(Observer):
 
     @staticmethod
     def answer(question: Any, probe: Probe) -> dict[str, dict[str, float]]:
-        return {name: probe.learner.evaluate(served) for name, served in models_of(question, probe).items()}
+        return {
+            name: probe.learner.evaluate(served)
+            for name, served in models_of(question, probe).items()
+        }
 
     def check(self, answer: Any, request: Asked) -> Any:
         """Metrics of models that were named."""
-        by_model = isinstance(answer, Mapping) and all(isinstance(model, str) for model in answer)
-        request.require(by_model, f"cross = {shown(answer)} should have metrics for each model", "malformed")
-        strange = sorted(answer.keys() - {name for name, *_ in request.task.questions.get(self.key) or ()})
-        request.require(not strange, f"it was not asked to measure the model {shown(strange[:1])}")
+        by_model = isinstance(answer, Mapping) and all(
+            isinstance(model, str) for model in answer
+        )
+        request.require(
+            by_model,
+            f"cross = {shown(answer)} should have metrics for each model",
+            "malformed",
+        )
+        strange = sorted(
+            answer.keys()
+            - {name for name, *_ in request.task.questions.get(self.key) or ()}
+        )
+        request.require(
+            not strange, f"it was not asked to measure the model {shown(strange[:1])}"
+        )
         for metrics in answer.values():
             check_metrics(metrics, request, ("",), self._ranges)
         return answer
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:
         if server.settings.cross_site_evaluation and server.recorder is not None:
-            answers = {name: answer or {} for name, answer in server.round.answers(self.key).items()}
+            answers = {
+                name: answer or {}
+                for name, answer in server.round.answers(self.key).items()
+            }
             server.recorder.cross_site(answers, server.participants, server.state)

@@ -20,37 +20,68 @@ class Stopping(Observer):
 
     def collect(self, server: Running, measured: RoundMetrics) -> RoundMetrics:
         """The measured round's models are those of the state as it is now, before the coming round moves it."""
-        progress, rule = server.progress, server.settings.early_stopping.following(server.progress.judged_by)
-        number, scalars = measured.record["round"], deciding(measured, server.round.tested)
-        best = None if rule.key is None else rule.key.best(progress.best, number, scalars)
+        progress, rule = (
+            server.progress,
+            server.settings.early_stopping.following(server.progress.judged_by),
+        )
+        number, scalars = (
+            measured.record["round"],
+            deciding(measured, server.round.tested),
+        )
+        best = (
+            None if rule.key is None else rule.key.best(progress.best, number, scalars)
+        )
         if best != progress.best:
             progress.best = best
             if server.recorder is not None:
                 server.recorder.best(server.models(), server.state.round)
         watched = rule.watched
-        progress.watched = None if watched is None else watched.best(progress.watched, number, scalars)
+        progress.watched = (
+            None if watched is None else watched.best(progress.watched, number, scalars)
+        )
         self.stop = rule.reached(progress.watched, number, scalars)
         return measured
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:
         progress = server.progress
-        key, best = server.settings.early_stopping.following(progress.judged_by).key, progress.best
+        key, best = (
+            server.settings.early_stopping.following(progress.judged_by).key,
+            progress.best,
+        )
         facts["metric"] = asdict(progress.judged_by)
-        facts["best"] = None if key is None or best is None else {"metric": key.name, "mode": key.mode, **best}
+        facts["best"] = (
+            None
+            if key is None or best is None
+            else {"metric": key.name, "mode": key.mode, **best}
+        )
 
 
 def deciding(measured: RoundMetrics, tested: int) -> dict[str, float]:
     """The numbers by which a run is judged: of participants' metrics those that most of the ``tested`` ones report."""
-    common, numbers = reported(measured.participants.values(), tested), measured.deciding()
-    of_most = {name: value for name, value in numbers.items() if Metric(name).of_participants.name in common}
-    return {**{name: value for name, value in numbers.items() if "served_" not in name}, **of_most}
+    common, numbers = (
+        reported(measured.participants.values(), tested),
+        measured.deciding(),
+    )
+    of_most = {
+        name: value
+        for name, value in numbers.items()
+        if Metric(name).of_participants.name in common
+    }
+    return {
+        **{name: value for name, value in numbers.items() if "served_" not in name},
+        **of_most,
+    }
 
 
 class Analysis(Observer):
     """What a round's record says of its clustering; on request the Gram matrix of participants' features is kept."""
 
     def aggregated(
-        self, server: Running, before: ServerState, updates: Sequence[Update], assignment: Assignment
+        self,
+        server: Running,
+        before: ServerState,
+        updates: Sequence[Update],
+        assignment: Assignment,
     ) -> dict[str, Any]:
         if not Clustering.of(server.method, before).sees(updates):
             return {}

@@ -12,7 +12,14 @@ from cfl_flare.core.errors import DivergedError
 from cfl_flare.core.text import shown
 from cfl_flare.engine.observers.observer import Asked, Observer, Probe, Running
 from cfl_flare.engine.task import MAX_METRIC, MAX_METRICS, is_metric_name, is_number
-from cfl_flare.results.metrics import ACCURACY, Metric, RoundMetrics, leading, measure_round, reported
+from cfl_flare.results.metrics import (
+    ACCURACY,
+    Metric,
+    RoundMetrics,
+    leading,
+    measure_round,
+    reported,
+)
 
 # Of each measure, the range of its values; None where a script measures what it likes.
 Ranges = Mapping[str, tuple[float, float]] | None
@@ -35,23 +42,39 @@ class Metrics(Observer):
 
     def check(self, answer: Any, request: Asked) -> Any:
         """Metrics of the served model if it was to be measured, of the trained one if it was to be trained."""
-        prefixes = ("served_",) * request.task.evaluate + ("trained_",) * request.task.train
+        prefixes = ("served_",) * request.task.evaluate + (
+            "trained_",
+        ) * request.task.train
         check_metrics(answer, request, prefixes, self._ranges)
         return answer
 
     def collect(self, server: Running, measured: RoundMetrics) -> RoundMetrics:
         """Completes the record, and settles the metric by which the run is judged once some are reported."""
         served, named = server.round.metrics(), server.settings.early_stopping.named
-        common, progress = reported(served.values(), server.round.tested), server.progress
+        common, progress = (
+            reported(served.values(), server.round.tested),
+            server.progress,
+        )
         if common and progress.metric is None:
             progress.metric = asdict(leading(named, common))
-        ranked = {m.name: m for m in (Metric(ACCURACY), *(m.of_participants for m in named), progress.judged_by)}
+        ranked = {
+            m.name: m
+            for m in (
+                Metric(ACCURACY),
+                *(m.of_participants for m in named),
+                progress.judged_by,
+            )
+        }
         clusters = server.method.clusters_in(server.state)
         of_round = (measured.record, served, server.participants, server.state)
-        return measure_round(*of_round, clusters, server.settings.max_weight_share, ranked.values())
+        return measure_round(
+            *of_round, clusters, server.settings.max_weight_share, ranked.values()
+        )
 
 
-def check_metrics(answer: Any, request: Asked, prefixes: Sequence[str], ranges: Ranges) -> None:
+def check_metrics(
+    answer: Any, request: Asked, prefixes: Sequence[str], ranges: Ranges
+) -> None:
     """Checks metrics that a participant sent: finite numbers in their ranges, under names that were asked for.
 
     Args:
@@ -61,18 +84,31 @@ def check_metrics(answer: Any, request: Asked, prefixes: Sequence[str], ranges: 
     Raises:
         PayloadError: they are anything else.
     """
-    request.require(isinstance(answer, Mapping), f"{shown(answer)} should be its metrics by name")
+    request.require(
+        isinstance(answer, Mapping), f"{shown(answer)} should be its metrics by name"
+    )
     if answer:
         request.require_tested()
-    request.require(len(answer) <= MAX_METRICS, f"{len(answer)} metrics are more than {MAX_METRICS}")
+    request.require(
+        len(answer) <= MAX_METRICS, f"{len(answer)} metrics are more than {MAX_METRICS}"
+    )
     for key, value in answer.items():
-        measure = next((key.removeprefix(p) for p in prefixes if isinstance(key, str) and key.startswith(p)), None)
+        measure = next(
+            (
+                key.removeprefix(p)
+                for p in prefixes
+                if isinstance(key, str) and key.startswith(p)
+            ),
+            None,
+        )
         wanted = is_metric_name(measure) and (ranges is None or measure in ranges)
         request.require(wanted, f"it was not asked to measure {shown(key)}")
         low, high = range_of(str(measure), ranges)
         limits = f"should be a number in [{low:g}, {high:g}]"
         code = DivergedError.failure if measure == "loss" else "metric"
-        request.require(is_number(value, low, high), f"{key} = {shown(value)} {limits}", code)
+        request.require(
+            is_number(value, low, high), f"{key} = {shown(value)} {limits}", code
+        )
 
 
 def range_of(measure: str, ranges: Ranges) -> tuple[float, float]:

@@ -167,7 +167,11 @@ class Observer:
         """All answers of a round are in."""
 
     def aggregated(
-        self, server: Running, before: ServerState, updates: Sequence[Update], assignment: Assignment
+        self,
+        server: Running,
+        before: ServerState,
+        updates: Sequence[Update],
+        assignment: Assignment,
     ) -> Mapping[str, Any]:
         """What a round's record says of its clustering; called where updates are of single participants."""
         return {}

@@ -38,16 +38,32 @@ class Scores(Observer):
         """Counts of one test split, and those of decisions in the same rows: ``(classes, 2, bins + 1)``."""
         scored = self._scored if request.task.evaluate else None
         if scored is None:
-            raise PayloadError("scores", f"{request.name}: it was not asked for histograms of scores")
+            raise PayloadError(
+                "scores", f"{request.name}: it was not asked for histograms of scores"
+            )
         request.require_tested()
         refuse_unless = partial(request.require, code="scores")
-        refuse_unless(isinstance(answer, np.ndarray), "its histograms of scores should be one array of counts")
-        shape, sent = (*scored.shape[:2], scored.shape[2] + 1), f"{answer.dtype} of shape {answer.shape}"
+        refuse_unless(
+            isinstance(answer, np.ndarray),
+            "its histograms of scores should be one array of counts",
+        )
+        shape, sent = (
+            (*scored.shape[:2], scored.shape[2] + 1),
+            f"{answer.dtype} of shape {answer.shape}",
+        )
         whole_numbers = answer.dtype.kind in "iu" and answer.shape == shape
-        refuse_unless(whole_numbers, f"its histograms are {sent}, not whole numbers of {shape}")
+        refuse_unless(
+            whole_numbers, f"its histograms are {sent}, not whole numbers of {shape}"
+        )
         ends = int(answer.min()), int(answer.max())
-        refuse_unless(ends[0] >= 0 and ends[1] <= MAX_SAMPLES, f"its histograms hold {ends}, which is no count")
-        of_rows, decided = answer[..., :-1].sum(axis=2, dtype=np.int64), answer[..., -1].astype(np.int64)
+        refuse_unless(
+            ends[0] >= 0 and ends[1] <= MAX_SAMPLES,
+            f"its histograms hold {ends}, which is no count",
+        )
+        of_rows, decided = (
+            answer[..., :-1].sum(axis=2, dtype=np.int64),
+            answer[..., -1].astype(np.int64),
+        )
         samples = of_rows.sum(axis=1)
         same = samples.min() == samples.max() and 1 <= samples[0] <= MAX_SAMPLES
         counts = f"{samples.min()} to {samples.max()} samples by class, not the same in 1..{MAX_SAMPLES}"
@@ -56,7 +72,10 @@ class Scores(Observer):
         refuse_unless(not (decided > of_rows).any(), fewer)
         labels, decisions = of_rows[:, 1].sum(), decided.sum()
         sums = f"{labels} labels and {decisions} decisions, not one of each of {samples[0]} samples"
-        refuse_unless(scored.link != "softmax" or samples[0] == labels == decisions, f"its histograms have {sums}")
+        refuse_unless(
+            scored.link != "softmax" or samples[0] == labels == decisions,
+            f"its histograms have {sums}",
+        )
         return answer
 
     def collect(self, server: Running, measured: RoundMetrics) -> RoundMetrics:
@@ -64,12 +83,20 @@ class Scores(Observer):
             return measured
         counts = server.round.answers(self.key)
         share = server.settings.max_weight_share
-        return with_pooled(measured, counts, server.participants, server.state.assignment, share)
+        return with_pooled(
+            measured, counts, server.participants, server.state.assignment, share
+        )
 
     def close(self, server: Running, facts: dict[str, Any]) -> None:
         """The curves of the last measurement."""
         if self._scored is None or server.recorder is None:
             return
-        of_round = (server.round.answers(self.key), server.participants, server.state.assignment)
-        curves = self._scored.curves(*of_round, server.state.round - 1, server.settings.max_weight_share)
+        of_round = (
+            server.round.answers(self.key),
+            server.participants,
+            server.state.assignment,
+        )
+        curves = self._scored.curves(
+            *of_round, server.state.round - 1, server.settings.max_weight_share
+        )
         save_curves(server.recorder.folder, curves)

@@ -24,7 +24,15 @@ from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.site import check_private
-from cfl_flare.methods import FedAvg, Finetune, Groups, Local, Method, WeCFL, describe_method
+from cfl_flare.methods import (
+    FedAvg,
+    Finetune,
+    Groups,
+    Local,
+    Method,
+    WeCFL,
+    describe_method,
+)
 from cfl_flare.methods.auto_k import AutoK
 from cfl_flare.results.study import ALONE, ONE_MODEL, SEARCH, Entrant
 from cfl_flare.training.settings import TrainSettings
@@ -55,7 +63,9 @@ class StudySettings:
         le=8,
     )
     minutes: float | None = setting(
-        None, help="no comparison begins that would take the study beyond these minutes; default: no limit", gt=0
+        None,
+        help="no comparison begins that would take the study beyond these minutes; default: no limit",
+        gt=0,
     )
     margin: float | None = setting(
         None,
@@ -94,14 +104,24 @@ class Candidate:
     def entrant(self) -> Entrant:
         """As the verdict names it."""
         clusters = self.method.clusters
-        title = TITLES.get(self.method.label, self.method.label + (f" (K={clusters})" if clusters else ""))
+        title = TITLES.get(
+            self.method.label,
+            self.method.label + (f" (K={clusters})" if clusters else ""),
+        )
         if isinstance(self.method, Groups):
             title = f"{'random' if self.control else 'given'} groups (K={clusters})"
         elif self.method == Finetune():
             title = TUNED
         if self.private is not None:
             title += f" with {PRIVATE[self.private]}"
-        return Entrant(self.name, title, clusters, self.private is not None, self.method.finetune, self.control)
+        return Entrant(
+            self.name,
+            title,
+            clusters,
+            self.private is not None,
+            self.method.finetune,
+            self.control,
+        )
 
     @property
     def control(self) -> bool:
@@ -123,17 +143,25 @@ class Candidate:
 
     def described(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"name": self.name, "method": describe_method(self.method), "private": self.private}
+        return {
+            "name": self.name,
+            "method": describe_method(self.method),
+            "private": self.private,
+        }
 
 
 def named(method: Method, private: str | None = None) -> Candidate:
     """A candidate, with the name of its folder."""
     label = method.label.replace("+", "-plus-").strip("-")
-    candidate = Candidate(label + (f"-k{method.clusters}" if method.clusters > 1 else ""), method)
+    candidate = Candidate(
+        label + (f"-k{method.clusters}" if method.clusters > 1 else ""), method
+    )
     return candidate if private is None else candidate.with_private(private)
 
 
-def private_layers(module: nn.Module, method: Method, task: LearningTask | None = None) -> str | None:
+def private_layers(
+    module: nn.Module, method: Method, task: LearningTask | None = None
+) -> str | None:
     """The layers that hospitals may keep with this method: normalisation, else biases; None if neither fits."""
     for word in PRIVATE:
         try:
@@ -161,12 +189,16 @@ def first_candidates(
         listed = f"--method {candidate.name}: a study's sites name no group; give each one's label, {{name: label}}"
         require(not candidate.method.traits.named_groups, listed)
         twice = candidate.name in [other.name for other in candidates]
-        require(not twice, f"--method {candidate.name} is a candidate already; leave it out")
+        require(
+            not twice, f"--method {candidate.name} is a candidate already; leave it out"
+        )
         candidates.append(candidate)
     return candidates
 
 
-def clustered_candidates(number: int, participants: int, taken: Sequence[Candidate] = ()) -> list[Candidate]:
+def clustered_candidates(
+    number: int, participants: int, taken: Sequence[Candidate] = ()
+) -> list[Candidate]:
     """WeCFL with the number of clusters of the search, and with its neighbours; two groups are tried in any case.
 
     >>> [c.name for c in clustered_candidates(1, 12)], [c.name for c in clustered_candidates(3, 12)]
@@ -174,10 +206,14 @@ def clustered_candidates(number: int, participants: int, taken: Sequence[Candida
     """
     names = [candidate.name for candidate in taken]
     numbers = [k for k in range(number - 1, number + 2) if 2 <= k <= participants]
-    return [candidate for k in numbers if (candidate := named(WeCFL(k=k))).name not in names]
+    return [
+        candidate for k in numbers if (candidate := named(WeCFL(k=k))).name not in names
+    ]
 
 
-def random_groups(clusters: Mapping[str, int], names: Collection[str], seed: int) -> Candidate:
+def random_groups(
+    clusters: Mapping[str, int], names: Collection[str], seed: int
+) -> Candidate:
     """Groups of the sizes of some clusters, drawn at random; two halves, if there is one cluster.
 
     They are no more alike to the clusters than by chance: of four hospitals, every third draw would be the same pairs.
@@ -186,19 +222,28 @@ def random_groups(clusters: Mapping[str, int], names: Collection[str], seed: int
         clusters: of each participant that has one.
         names: of all participants.
     """
-    labels = [*clusters.values()] if len({*clusters.values()}) > 1 else [i % 2 for i in range(len(names))]
+    labels = (
+        [*clusters.values()]
+        if len({*clusters.values()}) > 1
+        else [i % 2 for i in range(len(names))]
+    )
     for i in range(DRAWS):
         order = stream(seed, "random groups", i).permutation(sorted(names)).tolist()
         groups = {name: str(labels[i % len(labels)]) for i, name in enumerate(order)}
         drawn = [int(groups[name]) for name in clusters]
-        if len({*clusters.values()}) < 2 or agreement([*clusters.values()], drawn)["ari"] <= 0:
+        if (
+            len({*clusters.values()}) < 2
+            or agreement([*clusters.values()], drawn)["ari"] <= 0
+        ):
             break
     return control(groups)
 
 
 def control(groups: Mapping[str, str]) -> Candidate:
     """Random groups as a candidate; as WeCFL's, its clusters begin after a common round."""
-    return Candidate(f"{RANDOM}-k{len({*groups.values()})}", Groups(groups=groups, warmup=1))
+    return Candidate(
+        f"{RANDOM}-k{len({*groups.values()})}", Groups(groups=groups, warmup=1)
+    )
 
 
 def search_rounds(rounds: int) -> int:
@@ -211,7 +256,9 @@ def search_candidate(rounds: int) -> Candidate:
     return Candidate(SEARCH, AutoK(base=WeCFL(k=MOST), warmup=search_rounds(rounds)))
 
 
-def every_candidate(module: nn.Module, rounds: int, methods: Sequence[Method] = ()) -> dict[str, Candidate]:
+def every_candidate(
+    module: nn.Module, rounds: int, methods: Sequence[Method] = ()
+) -> dict[str, Candidate]:
     """All that a study may train, by name, whatever its search says; a site knows them before the server names one.
 
     Raises:
@@ -221,9 +268,15 @@ def every_candidate(module: nn.Module, rounds: int, methods: Sequence[Method] = 
     names = [candidate.name for candidate in candidates]
     numbers = range(2, MOST + 2)
     candidates += [c for k in numbers if (c := named(WeCFL(k=k))).name not in names]
-    candidates += [control({str(i): str(i) for i in range(k)}) for k in numbers]  # the server alone knows who is where
+    candidates += [
+        control({str(i): str(i) for i in range(k)}) for k in numbers
+    ]  # the server alone knows who is where
     for base in candidates[1:]:
-        layers = private_layers(module, base.method) if base.method.clusters and base.private is None else None
+        layers = (
+            private_layers(module, base.method)
+            if base.method.clusters and base.private is None
+            else None
+        )
         candidates += [] if layers is None else [base.with_private(layers)]
     for candidate in candidates:
         check_run_name(candidate.name, "the name of a candidate")
@@ -250,14 +303,22 @@ def study_plan(plan: RunPlan) -> RunPlan:
     spent = "dp would be spent once for each candidate; leave it out, and train the chosen method alone with it"
     require(training.dp is None, f"study: {spent}")
     attacks = training.membership
-    require(not attacks, f"study: membership = {attacks} is for one run; leave it out, and run what is chosen with it")
+    require(
+        not attacks,
+        f"study: membership = {attacks} is for one run; leave it out, and run what is chosen with it",
+    )
     early = plan.server.stop_cond is not None or plan.server.patience is not None
-    require(not early, "study: stop_cond and patience end candidates at different rounds; leave them out")
+    require(
+        not early,
+        "study: stop_cond and patience end candidates at different rounds; leave them out",
+    )
     return replace(plan, data=replace(plan.data, measured_on="validation"))
 
 
 def of_candidate(plan: RunPlan, candidate: Candidate) -> RunPlan:
-    return replace(plan, method=candidate.method, job=replace(plan.job, private=candidate.private))
+    return replace(
+        plan, method=candidate.method, job=replace(plan.job, private=candidate.private)
+    )
 
 
 def check_candidates(plan: RunPlan, candidates: Sequence[Candidate]) -> None:

@@ -20,9 +20,21 @@ from cfl_flare.core.config import require
 from cfl_flare.core.errors import AbortedError, CFLError, ConfigError, RunFailedError
 from cfl_flare.core.files import atomic_write
 from cfl_flare.core.text import plain
-from cfl_flare.engine.study.candidates import Candidate, StudySettings, clustered_candidates, random_groups
+from cfl_flare.engine.study.candidates import (
+    Candidate,
+    StudySettings,
+    clustered_candidates,
+    random_groups,
+)
 from cfl_flare.engine.study.journal import Journal, Rung, Search
-from cfl_flare.results.comparison import MARGIN, Measured, clear_without_each, difference, mean_of, shared_by_all
+from cfl_flare.results.comparison import (
+    MARGIN,
+    Measured,
+    clear_without_each,
+    difference,
+    mean_of,
+    shared_by_all,
+)
 from cfl_flare.results.decision import decide
 from cfl_flare.results.metrics import Metric, is_share
 from cfl_flare.results.study import ALONE, ONE_MODEL, STUDY, VERSION, Verdict
@@ -91,9 +103,20 @@ class Study:
             "set key_metric_mode to 'max' or 'min'",
         )
         self._mode = str(trainer.metric.mode)
-        self.trainer, self.candidates, self.settings = trainer, list(candidates), settings
-        self.journal, self._save, self._say, self._seed = journal or Journal(), save, say, seed
-        self._validated: dict[str, Measured] = {}  # of the last comparison, if this attempt made it
+        self.trainer, self.candidates, self.settings = (
+            trainer,
+            list(candidates),
+            settings,
+        )
+        self.journal, self._save, self._say, self._seed = (
+            journal or Journal(),
+            save,
+            say,
+            seed,
+        )
+        self._validated: dict[
+            str, Measured
+        ] = {}  # of the last comparison, if this attempt made it
 
     def run(self) -> Verdict:
         """Runs it, or what is left of it.
@@ -106,14 +129,19 @@ class Study:
         if journal.clusters is None:
             start = time.monotonic()
             search = self.trainer.search()
-            journal.clusters, journal.words = int(search.note["k"]), in_words(search.note)
+            journal.clusters, journal.words = (
+                int(search.note["k"]),
+                in_words(search.note),
+            )
             journal.k_set, journal.assignment = search.note["set"], search.assignment
             journal.searched = search.rounds
             journal.search_seconds = time.monotonic() - start
             self._save(journal)
         self._say(f"after {journal.searched} rounds: {journal.words}")
         names = self.trainer.names
-        self.candidates += clustered_candidates(journal.clusters, len(names), self.candidates)
+        self.candidates += clustered_candidates(
+            journal.clusters, len(names), self.candidates
+        )
         self.candidates.append(random_groups(journal.assignment, names, self._seed))
         left = list(self.candidates)
         ladder = self.settings.ladder(self.trainer.rounds)
@@ -125,7 +153,9 @@ class Study:
                     )
                     break
                 journal.verdict = None
-                journal.rungs.append(self._rung(left, rounds, first=i == 0, last=rounds == ladder[-1]))
+                journal.rungs.append(
+                    self._rung(left, rounds, first=i == 0, last=rounds == ladder[-1])
+                )
                 self._save(journal)
             left = self._left(journal.rungs[i])
         if journal.verdict is None:
@@ -135,19 +165,37 @@ class Study:
 
     def write(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Writes what the study has found so far, with its settings as JSON; a FileError if it cannot."""
-        rounds, titles = self.trainer.rounds, {c.name: c.entrant.title for c in self.candidates}
-        content = {"version": VERSION, "settings": facts, "rounds": rounds, "titles": titles}
-        atomic_write(folder / STUDY, json.dumps({**content, **self.journal.to_dict(rounds)}, indent=1))
+        rounds, titles = (
+            self.trainer.rounds,
+            {c.name: c.entrant.title for c in self.candidates},
+        )
+        content = {
+            "version": VERSION,
+            "settings": facts,
+            "rounds": rounds,
+            "titles": titles,
+        }
+        atomic_write(
+            folder / STUDY,
+            json.dumps({**content, **self.journal.to_dict(rounds)}, indent=1),
+        )
 
     def _affordable(self, left: Sequence[Candidate], rounds: int) -> bool:
         """Whether more rounds of the candidates that are left fit into the minutes, at the speed so far."""
         if self.settings.minutes is None:
             return True
         spent = self.journal.seconds
-        expected = spent / self.journal.cost(self.trainer.rounds)["rounds"] * rounds * len(left)
+        expected = (
+            spent
+            / self.journal.cost(self.trainer.rounds)["rounds"]
+            * rounds
+            * len(left)
+        )
         return spent + expected <= 60 * self.settings.minutes
 
-    def _rung(self, left: Sequence[Candidate], rounds: int, first: bool, last: bool) -> Rung:
+    def _rung(
+        self, left: Sequence[Candidate], rounds: int, first: bool, last: bool
+    ) -> Rung:
         start = time.monotonic()
         measured, dropped = dict[str, Measured](), dict[str, str]()
         for candidate in left:
@@ -156,7 +204,11 @@ class Study:
         if private is not None:
             self._train(private, rounds, measured, dropped)
         dropped |= self._too_few(measured)
-        measured = {name: hospitals for name, hospitals in measured.items() if name not in dropped}
+        measured = {
+            name: hospitals
+            for name, hospitals in measured.items()
+            if name not in dropped
+        }
         self._validated, means = measured, self._means(measured)
         if not last:
             dropped |= self._worse(measured, means)
@@ -164,12 +216,23 @@ class Study:
             self._say(f"{rounds} rounds: {name} is dropped: {why}")
         return Rung(rounds, means, dropped, time.monotonic() - start)
 
-    def _train(self, candidate: Candidate, rounds: int, measured: dict[str, Measured], dropped: dict[str, str]) -> None:
+    def _train(
+        self,
+        candidate: Candidate,
+        rounds: int,
+        measured: dict[str, Measured],
+        dropped: dict[str, str],
+    ) -> None:
         """Trains and measures a candidate; if that fails, it is dropped, unless the verdict needs it."""
         try:
             self.trainer.train(candidate, rounds)
-            measured[candidate.name] = self.trainer.measured(candidate, rounds, VALIDATION)
-        except (AbortedError, ConfigError):  # what the settings name is wrong, for all of them
+            measured[candidate.name] = self.trainer.measured(
+                candidate, rounds, VALIDATION
+            )
+        except (
+            AbortedError,
+            ConfigError,
+        ):  # what the settings name is wrong, for all of them
             raise
         except CFLError as error:
             if candidate.baseline:
@@ -179,11 +242,17 @@ class Study:
     def _best_private(self, measured: Mapping[str, Measured]) -> Candidate | None:
         """The best number of clusters so far with private layers."""
         clustered = {c.name: c for c in self._clustered() if c.name in measured}
-        best = self._ranked(self._means({name: measured[name] for name in clustered}))[:1]
+        best = self._ranked(self._means({name: measured[name] for name in clustered}))[
+            :1
+        ]
         return self._with_private(clustered[best[0]]) if best else None
 
     def _clustered(self) -> list[Candidate]:
-        return [c for c in self.candidates if c.method.clusters and c.private is None and not c.control]
+        return [
+            c
+            for c in self.candidates
+            if c.method.clusters and c.private is None and not c.control
+        ]
 
     def _with_private(self, candidate: Candidate) -> Candidate | None:
         layers = self.trainer.private_layers(candidate)
@@ -192,7 +261,10 @@ class Study:
     def _means(self, measured: Mapping[str, Measured]) -> dict[str, float]:
         """Each candidate's mean over the hospitals that measured all of them."""
         mode = self._mode
-        return {name: mean_of(hospitals, mode) for name, hospitals in shared_by_all(measured).items()}
+        return {
+            name: mean_of(hospitals, mode)
+            for name, hospitals in shared_by_all(measured).items()
+        }
 
     @staticmethod
     def _too_few(measured: Mapping[str, Measured]) -> dict[str, str]:
@@ -202,8 +274,12 @@ class Study:
         """
         both = measured[ALONE].keys() & measured[ONE_MODEL].keys()
         if not both:
-            raise RunFailedError(f"study: no hospital measured both {ALONE} and {ONE_MODEL}; their logs say why")
-        counts = {name: len(both & hospitals.keys()) for name, hospitals in measured.items()}
+            raise RunFailedError(
+                f"study: no hospital measured both {ALONE} and {ONE_MODEL}; their logs say why"
+            )
+        counts = {
+            name: len(both & hospitals.keys()) for name, hospitals in measured.items()
+        }
         return {
             name: f"it failed: {count} of {len(both)} hospitals measured it"
             for name, count in counts.items()
@@ -215,7 +291,9 @@ class Study:
         sign = 1 if self._mode == "max" else -1
         return sorted(means, key=lambda name: -sign * means[name])
 
-    def _worse(self, measured: Mapping[str, Measured], means: Mapping[str, float]) -> dict[str, str]:
+    def _worse(
+        self, measured: Mapping[str, Measured], means: Mapping[str, float]
+    ) -> dict[str, str]:
         """Those that are clearly worse than the best one, the worst ones first, at most half of all.
 
         They are so without any one hospital, too: no single one takes a candidate out of the study.
@@ -228,9 +306,13 @@ class Study:
             if name in stay or len(dropped) >= len(ranked) // 2:
                 continue
             apart = difference(measured[name], measured[best], mode, seed)
-            if apart.high < 0 and clear_without_each(measured[best], measured[name], mode, seed):
+            if apart.high < 0 and clear_without_each(
+                measured[best], measured[name], mode, seed
+            ):
                 low, high = (f"{-end:.3f}" for end in (apart.high, apart.low))
-                dropped[name] = f"{best} is better by {-apart.gain:.3f}, 95 % interval {low} to {high}"
+                dropped[name] = (
+                    f"{best} is better by {-apart.gain:.3f}, 95 % interval {low} to {high}"
+                )
         return dropped
 
     def _left(self, rung: Rung) -> list[Candidate]:
@@ -238,13 +320,26 @@ class Study:
         known = {candidate.name for candidate in self.candidates}
         for base in self._clustered():
             joined = self._with_private(base)
-            if joined is not None and joined.name in {*rung.means, *rung.dropped} - known:
+            if (
+                joined is not None
+                and joined.name in {*rung.means, *rung.dropped} - known
+            ):
                 self.candidates.append(joined)
-        return [c for c in self.candidates if c.name in rung.means and c.name not in rung.dropped]
+        return [
+            c
+            for c in self.candidates
+            if c.name in rung.means and c.name not in rung.dropped
+        ]
 
     def _verdict(self, left: Sequence[Candidate]) -> Verdict:
-        rung, metric, trainer = self.journal.rungs[-1], self.trainer.metric, self.trainer
-        validated = self._validated or {c.name: trainer.measured(c, rung.rounds, VALIDATION) for c in left}
+        rung, metric, trainer = (
+            self.journal.rungs[-1],
+            self.trainer.metric,
+            self.trainer,
+        )
+        validated = self._validated or {
+            c.name: trainer.measured(c, rung.rounds, VALIDATION) for c in left
+        }
         tested = {c.name: trainer.measured(c, rung.rounds, TEST) for c in left}
         for name, why in self._too_few(tested).items():
             self._say(f"test samples: {name} is left out: {why}")

@@ -22,7 +22,12 @@ from cfl_flare.engine.loop import class_counts, class_facts, run_loop
 from cfl_flare.engine.observers.bootstrap import Bootstrap
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.site import Site
-from cfl_flare.engine.study.candidates import Candidate, of_candidate, private_layers, study_plan
+from cfl_flare.engine.study.candidates import (
+    Candidate,
+    of_candidate,
+    private_layers,
+    study_plan,
+)
 from cfl_flare.engine.study.halving import TEST, VALIDATION
 from cfl_flare.engine.study.journal import Search
 from cfl_flare.engine.task import Task
@@ -68,14 +73,20 @@ class InProcess:
         site.add(self.hosted(VALIDATION))
         self.remarks = site.remarks
         task = site.runtime.task
-        self.plan = plan = replace(plan, server=plan.server.judged(task, site.runtime.division.layout))
-        self.metric = leading(plan.server.early_stopping.named, [*task.ranges(self.training.measures)])
+        self.plan = plan = replace(
+            plan, server=plan.server.judged(task, site.runtime.division.layout)
+        )
+        self.metric = leading(
+            plan.server.early_stopping.named, [*task.ranges(self.training.measures)]
+        )
         self.names = [*site.hosted]
 
     def hosted(self, split: str) -> list[ParticipantData]:
         """The participants, whose test samples are those of this split."""
         if split not in self._hosted:
-            on: Literal["test", "validation"] = "test" if split == TEST else "validation"
+            on: Literal["test", "validation"] = (
+                "test" if split == TEST else "validation"
+            )
             config = replace(self.plan.data, measured_on=on)
             with agreed_only(self.training.privacy is not None):
                 self._hosted[split] = config.host(self.reader, "local", 0, 1)
@@ -90,9 +101,16 @@ class InProcess:
     def train(self, candidate: Candidate, rounds: int) -> None:
         """Trains a candidate until it has so many rounds, from its last checkpoint."""
         plan = of_candidate(self.plan, candidate)
-        plan = replace(plan, training=replace(self.training, bootstrap=0), until=rounds)  # `measured` draws
+        plan = replace(
+            plan, training=replace(self.training, bootstrap=0), until=rounds
+        )  # `measured` draws
         with self._watch(candidate.name, rounds) as on_round:
-            run_loop(plan, self.out / candidate.name, on_round, Checkpoints(self._store(candidate.name), every=10))
+            run_loop(
+                plan,
+                self.out / candidate.name,
+                on_round,
+                Checkpoints(self._store(candidate.name), every=10),
+            )
 
     def _store(self, name: str) -> Store:
         return Store(self.out / CHECKPOINTS / name)
@@ -104,34 +122,67 @@ class InProcess:
             RunFailedError: it has no checkpoint of this round, or measuring failed.
         """
         plan = of_candidate(self.plan, candidate)
-        device, seed = Place.of(plan.site.device, plan.site.gpu_memory).device, plan.server.seed
-        site = Site(plan.method, plan.make_model, self.training, seed, device=device, private=plan.job.private)
+        device, seed = (
+            Place.of(plan.site.device, plan.site.gpu_memory).device,
+            plan.server.seed,
+        )
+        site = Site(
+            plan.method,
+            plan.make_model,
+            self.training,
+            seed,
+            device=device,
+            private=plan.job.private,
+        )
         site.add(self.hosted(split))
-        checkpoint, _ = Checkpoint.read(self._store(candidate.name), site.runtime.division.layout)
+        checkpoint, _ = Checkpoint.read(
+            self._store(candidate.name), site.runtime.division.layout
+        )
         state = checkpoint.state
         if state.round != rounds:
-            raise RunFailedError(f"study: {candidate.name} has {state.round} rounds, not {rounds}; use a new folder")
-        site.memory.update({name: dict(memory) for name, memory in checkpoint.memory.items()})
+            raise RunFailedError(
+                f"study: {candidate.name} has {state.round} rounds, not {rounds}; use a new folder"
+            )
+        site.memory.update(
+            {name: dict(memory) for name, memory in checkpoint.memory.items()}
+        )
         key, measured = f"served_{self.metric.name}", dict[str, AtHospital]()
         counts = class_counts(site.runtime.task, self.hosted(split))
         said = time.monotonic()
         for number, (name, data) in enumerate(site.hosted.items()):
             if time.monotonic() - said > SECONDS:
                 said = time.monotonic()
-                self._say(f"{candidate.name}: measured on {split} samples of {number} of {len(site.hosted)} hospitals")
-            draws = {Bootstrap.key: {"times": self.training.bootstrap, "measures": [self.metric.name]}}
-            task = Task.of(plan.method.distribute(state, name), train=False, evaluate=True)
+                self._say(
+                    f"{candidate.name}: measured on {split} samples of {number} of {len(site.hosted)} hospitals"
+                )
+            draws = {
+                Bootstrap.key: {
+                    "times": self.training.bootstrap,
+                    "measures": [self.metric.name],
+                }
+            }
+            task = Task.of(
+                plan.method.distribute(state, name), train=False, evaluate=True
+            )
             task = replace(task, questions=draws)
-            result = site.carry_out(name, task, with_parts(state.bank, list(task.needed)), rounds)
+            result = site.carry_out(
+                name, task, with_parts(state.bank, list(task.needed)), rounds
+            )
             if result.error is not None:
-                raise RunFailedError(f"study: {candidate.name} cannot be measured at {name}: {result.error}")
+                raise RunFailedError(
+                    f"study: {candidate.name} cannot be measured at {name}: {result.error}"
+                )
             drawn = result.answers.get(Bootstrap.key)
             if key in result.metrics and drawn is not None:
                 values = np.array(drawn["values"].get(key, ()), np.float64)
                 facts = (len(data.train), len(data.test), drawn["draw"])
-                measured[name] = AtHospital(*facts, result.metrics[key], values, counts.get(name, ()))
+                measured[name] = AtHospital(
+                    *facts, result.metrics[key], values, counts.get(name, ())
+                )
         if not measured:
-            raise RunFailedError(f"study: no participant measured {self.metric.name} on {split} samples")
+            raise RunFailedError(
+                f"study: no participant measured {self.metric.name} on {split} samples"
+            )
         return measured
 
     @contextmanager
@@ -142,13 +193,17 @@ class InProcess:
             store.lock()
         except StoreError as error:
             way_out = "wait until it is done, or name a new folder"
-            raise ConfigError(f"study: another process works in {str(self.out)!r}; {way_out}") from error
+            raise ConfigError(
+                f"study: another process works in {str(self.out)!r}; {way_out}"
+            ) from error
         try:
             yield
         finally:
             store.unlock()
 
-    def described(self, candidates: Sequence[Candidate], settings: Mapping[str, Any]) -> dict[str, Any]:
+    def described(
+        self, candidates: Sequence[Candidate], settings: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """What makes two studies the same, for their files, as JSON values."""
         plan = self.plan
         return {

@@ -35,21 +35,37 @@ class Search:
     rounds: int
 
     @classmethod
-    def made(cls, train: Callable[[Candidate, int], None], out: Path, total: int) -> Search:
+    def made(
+        cls, train: Callable[[Candidate, int], None], out: Path, total: int
+    ) -> Search:
         """Trains as ``wecfl:k=auto`` in the study's folder; a RunFailedError if too few participants answered."""
         candidate, rounds = search_candidate(total), search_rounds(total)
         train(candidate, rounds)
         folder = out / candidate.name
         records = [line for line in read_lines(folder / ROUNDS) if NUMBER in line]
         if not records:
-            reasons = [reason for line in read_lines(folder / ROUNDS) for reason in line.get("failed", {}).values()]
+            reasons = [
+                reason
+                for line in read_lines(folder / ROUNDS)
+                for reason in line.get("failed", {}).values()
+            ]
             if any(map(is_divergence, reasons)):
                 raise DivergedError(
                     "study: training diverges before the number of clusters is found\nhint: lower the learning rate lr"
                 )
-            raise RunFailedError("study: too few participants answered to find the number of clusters; start it again")
-        last = [line for line in read_lines(folder / ASSIGNMENTS) if line["round"] == records[-1]["round"]]
-        assignment = {line["participant"]: line["cluster"] for line in last if line["cluster"] is not None}
+            raise RunFailedError(
+                "study: too few participants answered to find the number of clusters; start it again"
+            )
+        last = [
+            line
+            for line in read_lines(folder / ASSIGNMENTS)
+            if line["round"] == records[-1]["round"]
+        ]
+        assignment = {
+            line["participant"]: line["cluster"]
+            for line in last
+            if line["cluster"] is not None
+        }
         return cls(records[-1][NUMBER], assignment, rounds)
 
 
@@ -97,7 +113,13 @@ class Journal:
         if attempt is None:
             return cls()
         rungs = [from_dict(Rung, rung, STUDY) for rung in attempt["rungs"]]
-        search = attempt["found"], attempt["set"], attempt["assignment"], attempt["searched"], attempt["search_seconds"]
+        search = (
+            attempt["found"],
+            attempt["set"],
+            attempt["assignment"],
+            attempt["searched"],
+            attempt["search_seconds"],
+        )
         return cls(*search, rungs, words=attempt["words"])
 
     @property
@@ -108,7 +130,11 @@ class Journal:
         """What the study cost, and the rounds of training all of its candidates to the end."""
         last = {name: rung.rounds for rung in self.rungs for name in rung.means}
         spent = self.searched + sum(last.values())
-        return {"rounds": spent, "everything": self.searched + rounds * len(last), "seconds": self.seconds}
+        return {
+            "rounds": spent,
+            "everything": self.searched + rounds * len(last),
+            "seconds": self.seconds,
+        }
 
     def to_dict(self, rounds: int) -> dict[str, Any]:
         """As JSON values."""
@@ -135,12 +161,23 @@ def attempt_in(folder: Path, facts: Mapping[str, Any], named: str) -> dict[str, 
     """An earlier attempt with the same settings; a ConfigError, which names it as it was ``named``, for others."""
     attempt = load_study(folder)
     earlier = attempt["settings"]
-    names = [plain(key, 60) for key in sorted({*facts, *earlier}) if facts.get(key) != earlier.get(key)]
+    names = [
+        plain(key, 60)
+        for key in sorted({*facts, *earlier})
+        if facts.get(key) != earlier.get(key)
+    ]
     way_out = "give the same ones, or start a new study"
-    require(not names, f"{named} is of a study with other settings ({', '.join(names)}); {way_out}")
+    require(
+        not names,
+        f"{named} is of a study with other settings ({', '.join(names)}); {way_out}",
+    )
     return attempt
 
 
 def finished(attempt: Mapping[str, Any] | None, rounds: int) -> bool:
     """Whether a study has compared candidates after all rounds, and has its verdict."""
-    return attempt is not None and attempt["verdict"] is not None and attempt["rungs"][-1]["rounds"] == rounds
+    return (
+        attempt is not None
+        and attempt["verdict"] is not None
+        and attempt["rungs"][-1]["rounds"] == rounds
+    )

@@ -32,13 +32,19 @@ FAILED, NOT_MEASURED = "cfl_failed", "cfl_not_measured"
 def find(name: str) -> Path:
     """The script in the job's folder, at the path that it had from the recipe's folder, or anywhere if it had none."""
     here = Path(__file__).resolve().parent
-    return here / name if (here / name).is_file() else min(here.rglob(name), key=lambda path: len(path.parts))
+    return (
+        here / name
+        if (here / name).is_file()
+        else min(here.rglob(name), key=lambda path: len(path.parts))
+    )
 
 
 def answer(failure: str) -> None:
     """Answers the tasks that are left with the failure's name, until the job ends."""
     context = api.default_context or flare.init()
-    context.api = getattr(context.api, "inner", context.api)  # nothing is measured any more
+    context.api = getattr(
+        context.api, "inner", context.api
+    )  # nothing is measured any more
     while flare.is_running():
         flare.receive()
         flare.send(flare.FLModel(metrics={}, meta={FAILED: failure}))
@@ -63,7 +69,9 @@ def function_of(name: str, script: Path) -> Any:
     """A function of the running script, or of a module that the job carries; a TypeError if it cannot be called."""
     module, _, function = name.rpartition(".")
     here = module in ("", script.stem)
-    owner = sys.modules["__main__"] if here else module_of(module)  # runpy runs the script as __main__
+    owner = (
+        sys.modules["__main__"] if here else module_of(module)
+    )  # runpy runs the script as __main__
     measure = getattr(owner, function)
     if not callable(measure):
         raise TypeError(f"evaluate = {name!r} is no function")
@@ -96,13 +104,18 @@ class Measured:
         return False
 
     def receive(self, timeout: float | None = None) -> Any:
-        while (received := self.inner.receive(timeout)) is not None and not self._trains(received):
+        while (
+            received := self.inner.receive(timeout)
+        ) is not None and not self._trains(received):
             pass
         return received
 
     def send(self, model: Any, clear_cache: bool = True) -> None:
         """Sends what was trained, with what the function measured in place of the script's own metrics."""
-        model.metrics, model.meta = dict(self._metrics), {**(model.meta or {}), **self._meta}
+        model.metrics, model.meta = (
+            dict(self._metrics),
+            {**(model.meta or {}), **self._meta},
+        )
         self.inner.send(model, clear_cache)
 
     def _trains(self, received: Any) -> bool:
@@ -111,7 +124,9 @@ class Measured:
             self._model, (self._metrics, self._meta) = received, self._measure(received)
         if not self.inner.is_evaluate():
             return True
-        self.inner.send(flare.FLModel(metrics=dict(self._metrics), meta=dict(self._meta)))
+        self.inner.send(
+            flare.FLModel(metrics=dict(self._metrics), meta=dict(self._meta))
+        )
         return False
 
     def _measure(self, received: Any) -> tuple[dict[str, float], dict[str, str]]:
@@ -127,11 +142,22 @@ class Measured:
 def numbers(metrics: Any) -> dict[str, float]:
     """What a function returns, if it is numbers by name; else a TypeError."""
     if not isinstance(metrics, dict) or not metrics:
-        raise TypeError(f"evaluate should return a dictionary of numbers by name, not {metrics!r}")
-    values = {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
+        raise TypeError(
+            f"evaluate should return a dictionary of numbers by name, not {metrics!r}"
+        )
+    values = {
+        name: value.item() if hasattr(value, "item") else value
+        for name, value in metrics.items()
+    }
     for name, value in values.items():
-        if not isinstance(name, str) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise TypeError(f"evaluate returns {name!r} = {value!r}, which should be a finite number with a name")
+        if (
+            not isinstance(name, str)
+            or not isinstance(value, (int, float))
+            or not math.isfinite(value)
+        ):
+            raise TypeError(
+                f"evaluate returns {name!r} = {value!r}, which should be a finite number with a name"
+            )
     return values
 
 
@@ -144,9 +170,17 @@ def as_tensors(params: Any) -> Any:
         return params
     tensors = dict(params)
     for name, value in params.items():
-        array = np.asarray(value) if isinstance(value, (np.ndarray, np.generic, int, float)) else np.asarray("")
+        array = (
+            np.asarray(value)
+            if isinstance(value, (np.ndarray, np.generic, int, float))
+            else np.asarray("")
+        )
         if array.dtype.kind in "fiub":  # in this machine's order of bytes, without gaps
-            wide = np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+            wide = (
+                np.float64
+                if array.dtype == np.longdouble
+                else array.dtype.newbyteorder("=")
+            )
             tensors[name] = torch.from_numpy(array.astype(wide, order="C"))
     return tensors
 
@@ -158,7 +192,9 @@ def sends_tensors(inner: Any) -> None:
     def send_tensors(model: Any, clear_cache: bool = True) -> None:
         exchange = inner.get_config().get(ConfigKey.TASK_EXCHANGE, {})
         if exchange.get(ConfigKey.EXCHANGE_FORMAT) == ExchangeFormat.PYTORCH:
-            model = model if clear_cache else copy.copy(model)  # which the script goes on with
+            model = (
+                model if clear_cache else copy.copy(model)
+            )  # which the script goes on with
             model.params = as_tensors(model.params)
         send(model, clear_cache)
 
@@ -171,7 +207,9 @@ def maker(name: str, script: Path) -> Any:
 
     def made(*args: Any, **settings: Any) -> Any:
         context = make(*args, **settings)
-        if str(context.rank or "0") == "0":  # only the first of several processes speaks with the server
+        if (
+            str(context.rank or "0") == "0"
+        ):  # only the first of several processes speaks with the server
             sends_tensors(context.api)
             context.api = Measured(context.api, name, script) if name else context.api
         return context
@@ -184,7 +222,10 @@ def main() -> None:
     name, _, evaluate = sys.argv[1].partition(":")
     script, of_flare = find(unquote(name)), api.APIContext
     api.APIContext = maker(evaluate, script)
-    sys.argv[:] = [str(script), *sys.argv[2:]]  # in place: FLARE puts its own list back later
+    sys.argv[:] = [
+        str(script),
+        *sys.argv[2:],
+    ]  # in place: FLARE puts its own list back later
     if str(script.parent) not in sys.path:
         sys.path.insert(0, str(script.parent))
     failure = SystemExit.__name__
@@ -194,7 +235,9 @@ def main() -> None:
         if os.environ.get("RANK", "0") != "0":
             raise  # only the first of several processes speaks with the server; the others end with theirs
         failure = type(error).__name__
-        print(traceback.format_exc())  # FLARE may send lines of level error to the server, but not what a script prints
+        print(
+            traceback.format_exc()
+        )  # FLARE may send lines of level error to the server, but not what a script prints
     finally:
         api.APIContext = of_flare
     answer(failure)

@@ -29,11 +29,22 @@ from cfl_flare.engine.plan import AssignSettings
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.site import Result, Task
 from cfl_flare.flare.class_names import compare_classes
-from cfl_flare.flare.client_api.results import ScriptResults, metric_of, not_measured, usable
+from cfl_flare.flare.client_api.results import (
+    ScriptResults,
+    metric_of,
+    not_measured,
+    usable,
+)
 from cfl_flare.flare.client_api.rules import HOW_TO_EVALUATE
 from cfl_flare.methods import Update, describe_method
 from cfl_flare.methods.clove import LOSSES
-from cfl_flare.methods.slots import HAS_CENTRES, by_number, cluster_slot, travelling, with_parts
+from cfl_flare.methods.slots import (
+    HAS_CENTRES,
+    by_number,
+    cluster_slot,
+    travelling,
+    with_parts,
+)
 from cfl_flare.results.metric_names import best_end
 
 TRAIN, EVALUATE = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION
@@ -69,7 +80,12 @@ class Scripts:
         warn: Callable[[str], None],
         errors: Mapping[str, str],
     ):
-        self._server, self._assign, self._send, self._warn = server, assign, exchange, warn
+        self._server, self._assign, self._send, self._warn = (
+            server,
+            assign,
+            exchange,
+            warn,
+        )
         # A script may answer with tensors: undecoded, they would end the server's process.
         fobs.register(TensorDecomposer)
         self._results = ScriptResults(server, self._remark)
@@ -103,30 +119,49 @@ class Scripts:
             elif metric_of(result, self._assign.metric) is None:
                 metrics = result.metrics or {}
                 reported = ", ".join(map(shown, islice(metrics, 10))) or "nothing"
-                problems[site] = f"it reports no {self._assign.metric!r} when it is asked to evaluate, but {reported}"
-                offered.extend(sorted(usable(metrics), key=lambda name: name != "accuracy")[:1])
+                problems[site] = (
+                    f"it reports no {self._assign.metric!r} when it is asked to evaluate, but {reported}"
+                )
+                offered.extend(
+                    sorted(usable(metrics), key=lambda name: name != "accuracy")[:1]
+                )
             return True
 
         first = next(iter(self._server.state.bank))
-        went = self._send(EVALUATE, {name: self._model(first) for name in self._server.participants}, look)
+        went = self._send(
+            EVALUATE,
+            {name: self._model(first) for name in self._server.participants},
+            look,
+        )
         site, problem = next(iter(problems.items()), ("", ""))
-        if 2 * len(problems) > len(self._server.participants):  # one site alone ends no job
+        if 2 * len(problems) > len(
+            self._server.participants
+        ):  # one site alone ends no job
             raise ConfigError(
                 f"run: method {self._server.method.label} has each model evaluated by the sites' script, but at {site} "
                 f"{problem}. Add to its loop, on training data, by which it chooses:{HOW_TO_EVALUATE}\n"
                 f"Or, with FLARE's Lightning patch:{HOW_TO_EVALUATE_IN_LIGHTNING}"
-                + "".join(HOW_TO_CHOOSE.format(name, best_end(name) or "max or min") for name in offered[:1])
+                + "".join(
+                    HOW_TO_CHOOSE.format(name, best_end(name) or "max or min")
+                    for name in offered[:1]
+                )
             )
         if problems:
-            self._remark(f"{site}, asked to evaluate: {problem} ({len(problems)} sites in all): it cannot take part")
+            self._remark(
+                f"{site}, asked to evaluate: {problem} ({len(problems)} sites in all): it cannot take part"
+            )
         reasons = "".join(f"; {site}: {why}" for site, why in self._errors.items())
         require(
             bool(answered) or not went,
             f"run: method {self._server.method.label} has each model evaluated by the sites' script, but no site "
             f"sent a result; the sites' logs say why{reasons}",
         )
-        compare = "choose" if self._server.method.traits.assigns_on_site else "are compared"
-        self._remark(f"participants {compare} by their script's {self._assign.metric!r}: measure it on training data")
+        compare = (
+            "choose" if self._server.method.traits.assigns_on_site else "are compared"
+        )
+        self._remark(
+            f"participants {compare} by their script's {self._assign.metric!r}: measure it on training data"
+        )
         return went
 
     def only_train(self, server: Server) -> Collection[str]:
@@ -143,18 +178,39 @@ class Scripts:
                 f"'client.evaluate'), or add to its loop:{HOW_TO_EVALUATE}"
             )
         chooses = server.method.traits.assigns_on_site
-        several = {name: task for name, task in tasks.items() if chooses and task.choices}
-        compared = {name: task for name, task in tasks.items() if LOSSES in task.scalars and len(task.slots) > 1}
-        self._sent = {name: task.slots[0] for name, task in tasks.items() if name not in {*several, *compared}}
+        several = {
+            name: task for name, task in tasks.items() if chooses and task.choices
+        }
+        compared = {
+            name: task
+            for name, task in tasks.items()
+            if LOSSES in task.scalars and len(task.slots) > 1
+        }
+        self._sent = {
+            name: task.slots[0]
+            for name, task in tasks.items()
+            if name not in {*several, *compared}
+        }
         if not self._measure_all(tasks):
             return False
-        if (several and not self._choose(several)) or (compared and not self._compare(compared)):
+        if (several and not self._choose(several)) or (
+            compared and not self._compare(compared)
+        ):
             return False
         for task, train in ((EVALUATE, False), (TRAIN, True)):
-            receivers = {n: slot for n, slot in self._sent.items() if tasks[n].train == train}
-            models = {n: self._model(slot, tasks[n] if train else None) for n, slot in receivers.items()}
+            receivers = {
+                n: slot for n, slot in self._sent.items() if tasks[n].train == train
+            }
+            models = {
+                n: self._model(slot, tasks[n] if train else None)
+                for n, slot in receivers.items()
+            }
             held: list[FLModel] = []
-            take = partial(self._hold, held) if train and server.state.round == 0 else partial(self._accept, tasks)
+            take = (
+                partial(self._hold, held)
+                if train and server.state.round == 0
+                else partial(self._accept, tasks)
+            )
             if models and not self._send(task, models, take):
                 return False
             self._accept_alike(held, tasks)
@@ -171,7 +227,9 @@ class Scripts:
 
     def _evaluated(self, result: FLModel) -> bool:
         """Notes and returns whether the answer to an evaluation is one, rather than that of a training."""
-        evaluated = result.params is None  # of one that trains, the parameters themselves stay at the site
+        evaluated = (
+            result.params is None
+        )  # of one that trains, the parameters themselves stay at the site
         self._evaluating[result.meta["client_name"]] = evaluated
         return evaluated
 
@@ -201,22 +259,36 @@ class Scripts:
                 f"follows each trainer.validate(). Make its loop:{HOW_TO_EVALUATE_IN_LIGHTNING}"
             )
         if training:
-            seems = f"{min(training)} seems to train on models that it should only evaluate"
+            seems = (
+                f"{min(training)} seems to train on models that it should only evaluate"
+            )
             self._remark(f"{seems} ({len(training)} in all)")
         return True
 
     def _measure_all(self, tasks: Mapping[str, Task]) -> bool:
         """Has every site measure each of the run's models, if requested."""
         self._cross = {name: {} for name in tasks}
-        models = next(iter(tasks.values())).questions.get(CrossSite.key, ()) if tasks else ()
+        models = (
+            next(iter(tasks.values())).questions.get(CrossSite.key, ()) if tasks else ()
+        )
         for model, slots, _, _ in models:
 
             def note(result: FLModel, name: str = model) -> bool:
                 if self._evaluated(result):
-                    self._cross[result.meta["client_name"]][name] = usable(result.metrics or {})
+                    self._cross[result.meta["client_name"]][name] = usable(
+                        result.metrics or {}
+                    )
                 return bool(self._cross[result.meta["client_name"]].get(name))
 
-            if not self._send(EVALUATE, {name: self._model(slots[0]) for name in tasks if self._evaluates(name)}, note):
+            if not self._send(
+                EVALUATE,
+                {
+                    name: self._model(slots[0])
+                    for name in tasks
+                    if self._evaluates(name)
+                },
+                note,
+            ):
                 return False
         return True
 
@@ -224,11 +296,25 @@ class Scripts:
         """Has each model evaluated by those who choose, and notes their choices."""
         state = self._server.state
         due = state.round % self._assign.every == 0 or self._server.finished
-        keep = {n: cluster_slot(state.assignment[n]) for n in tasks if n in state.assignment and not due}
-        self._sent |= {name: slot for name, slot in keep.items() if slot in tasks[name].slots}
-        choosing = {name: list(task.choices.values()) for name, task in tasks.items() if name not in self._sent}
+        keep = {
+            n: cluster_slot(state.assignment[n])
+            for n in tasks
+            if n in state.assignment and not due
+        }
+        self._sent |= {
+            name: slot for name, slot in keep.items() if slot in tasks[name].slots
+        }
+        choosing = {
+            name: list(task.choices.values())
+            for name, task in tasks.items()
+            if name not in self._sent
+        }
 
-        def chosen(name: str, values: Mapping[str, float], metrics: Mapping[str, dict[str, float]]) -> None:
+        def chosen(
+            name: str,
+            values: Mapping[str, float],
+            metrics: Mapping[str, dict[str, float]],
+        ) -> None:
             best = self._assign.best(values)
             if tasks[name].train:
                 self._sent[name] = best
@@ -240,19 +326,37 @@ class Scripts:
     def _compare(self, tasks: Mapping[str, Task]) -> bool:
         """Has all models evaluated: what they measure, as losses, are the participants' updates (CLoVE)."""
 
-        def compared(name: str, values: Mapping[str, float], metrics: Mapping[str, dict[str, float]]) -> None:
+        def compared(
+            name: str,
+            values: Mapping[str, float],
+            metrics: Mapping[str, dict[str, float]],
+        ) -> None:
             task, samples = tasks[name], self._server.participants[name].samples
-            losses = np.array([self._assign.loss(values[slot]) for slot in by_number(values)], np.float32)
-            served = task.slots[0] if task.scalars[LOSSES] else self._assign.best(values)
-            update = Update(name, samples, arrays={LOSSES: losses}) if task.train else None
-            self._server.accept(self._result(name, update, metrics[served] if task.evaluate else {}), name)
+            losses = np.array(
+                [self._assign.loss(values[slot]) for slot in by_number(values)],
+                np.float32,
+            )
+            served = (
+                task.slots[0] if task.scalars[LOSSES] else self._assign.best(values)
+            )
+            update = (
+                Update(name, samples, arrays={LOSSES: losses}) if task.train else None
+            )
+            self._server.accept(
+                self._result(name, update, metrics[served] if task.evaluate else {}),
+                name,
+            )
 
-        return self._measure_each({name: list(task.slots) for name, task in tasks.items()}, compared)
+        return self._measure_each(
+            {name: list(task.slots) for name, task in tasks.items()}, compared
+        )
 
     def _measure_each(
         self,
         slots_of: Mapping[str, Sequence[str]],
-        on_measured: Callable[[str, Mapping[str, float], Mapping[str, dict[str, float]]], None],
+        on_measured: Callable[
+            [str, Mapping[str, float], Mapping[str, dict[str, float]]], None
+        ],
     ) -> bool:
         """Has scripts evaluate several models, one after the other.
 
@@ -260,11 +364,18 @@ class Scripts:
         metrics, by slot.
         """
         values: dict[str, dict[str, float]] = {name: {} for name in slots_of}
-        measured: dict[str, dict[str, dict[str, float]]] = {name: {} for name in slots_of}
-        for slot in dict.fromkeys(slot for slots in slots_of.values() for slot in slots):
+        measured: dict[str, dict[str, dict[str, float]]] = {
+            name: {} for name in slots_of
+        }
+        for slot in dict.fromkeys(
+            slot for slots in slots_of.values() for slot in slots
+        ):
 
             def note(result: FLModel, slot: str = slot) -> bool:
-                site, value = result.meta["client_name"], metric_of(result, self._assign.metric)
+                site, value = (
+                    result.meta["client_name"],
+                    metric_of(result, self._assign.metric),
+                )
                 if self._evaluated(result) and value is not None:
                     values[site][slot] = value
                     measured[site][slot] = self._results.metrics(result)
@@ -278,7 +389,9 @@ class Scripts:
             missing = [slot for slot in slots if slot not in values[name]]
             if missing:
                 unmeasured = f"no {self._assign.metric!r} of {', '.join(missing)}"
-                self._server.round.fail([name], unmeasured if self._evaluating.get(name, True) else TRAINED)
+                self._server.round.fail(
+                    [name], unmeasured if self._evaluating.get(name, True) else TRAINED
+                )
             else:
                 on_measured(name, values[name], measured[name])
         return True
@@ -296,7 +409,10 @@ class Scripts:
 
     def _sendable(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
         tensors = self._assign.tensors
-        return {name: torch.from_numpy(np.array(array)) if tensors else array for name, array in arrays.items()}
+        return {
+            name: torch.from_numpy(np.array(array)) if tensors else array
+            for name, array in arrays.items()
+        }
 
     def _for_loss(self, trained: str, task: Task) -> dict[str, Any]:
         """What a script needs to add to its loss, as FLARE's own metadata or as cfl_flare's."""
@@ -305,12 +421,31 @@ class Scripts:
         if not self._assign.penalties:
             return {}
         server, ready = self._server, HAS_CENTRES in task.scalars
-        needed = [p.slots(server.method.clusters) for p in server.method.penalties if ready or not p.of_clusters]
+        needed = [
+            p.slots(server.method.clusters)
+            for p in server.method.penalties
+            if ready or not p.of_clusters
+        ]
         slots = list(dict.fromkeys(slot for slots in needed for slot in slots))
-        others = with_parts(server.state.bank, [slot for slot in travelling([trained, *slots]) if slot != trained])
-        content = {"own": trained, "slots": [slot for slot in slots if slot != trained], "scalars": dict(task.scalars)}
-        models = {slot: self._sendable(model.arrays()) for slot, model in others.items()}
-        return {PENALTY_META: {**content, "models": models, "method": describe_method(server.method)}}
+        others = with_parts(
+            server.state.bank,
+            [slot for slot in travelling([trained, *slots]) if slot != trained],
+        )
+        content = {
+            "own": trained,
+            "slots": [slot for slot in slots if slot != trained],
+            "scalars": dict(task.scalars),
+        }
+        models = {
+            slot: self._sendable(model.arrays()) for slot, model in others.items()
+        }
+        return {
+            PENALTY_META: {
+                **content,
+                "models": models,
+                "method": describe_method(server.method),
+            }
+        }
 
     @staticmethod
     def _hold(held: list[FLModel], result: FLModel) -> bool:
@@ -343,7 +478,11 @@ class Scripts:
             self._silent.add(name)
         try:
             try:
-                update = self._results.update(result, self._sent[name], chose) if tasks[name].train else None
+                update = (
+                    self._results.update(result, self._sent[name], chose)
+                    if tasks[name].train
+                    else None
+                )
             except PayloadError as error:
                 server.refuse(name, error, name)
             if (why := not_measured(result)) is not None:
@@ -351,15 +490,23 @@ class Scripts:
                 if not tasks[name].train:
                     server.round.fail([name], why)
                     return False
-            metrics = self._results.metrics(result) if tasks[name].evaluate and why is None else {}
+            metrics = (
+                self._results.metrics(result)
+                if tasks[name].evaluate and why is None
+                else {}
+            )
             server.accept(self._result(name, update, metrics), name)
         except PayloadError as error:
             self._results.refused(name, error)
-            self._warn(f"round {server.state.round}: {name}: result refused ({error.code}): {error}")
+            self._warn(
+                f"round {server.state.round}: {name}: result refused ({error.code}): {error}"
+            )
             return False
         return True
 
-    def _result(self, name: str, update: Update | None, metrics: Mapping[str, float]) -> Result:
+    def _result(
+        self, name: str, update: Update | None, metrics: Mapping[str, float]
+    ) -> Result:
         cross = {CrossSite.key: self._cross[name]} if self._cross[name] else {}
         return Result(name, update, {"metrics": metrics, **cross})
 

@@ -52,18 +52,31 @@ def penalty(model: torch.nn.Module) -> torch.Tensor:
     if _now is None or _now.received is not received:
         _now = _begin(received, content, model)
     parameters = live_state(model)
-    step = Step(torch.cat([_flat(parameters[e.name][1]) for e in _now.layout.entries if e.kind == "parameter"]))
+    step = Step(
+        torch.cat(
+            [
+                _flat(parameters[e.name][1])
+                for e in _now.layout.entries
+                if e.kind == "parameter"
+            ]
+        )
+    )
     total = step.parameters.new_zeros(())
     for term in _now.terms:
         total = total + term(step)
     return total
 
 
-def _begin(received: FLModel, content: dict[str, Any], model: torch.nn.Module) -> _Round:
+def _begin(
+    received: FLModel, content: dict[str, Any], model: torch.nn.Module
+) -> _Round:
     layout = Layout.of(model)
 
     def packed(arrays: dict[str, Any]) -> Any:
-        plain = {name: a.detach().cpu().numpy() if isinstance(a, torch.Tensor) else a for name, a in arrays.items()}
+        plain = {
+            name: a.detach().cpu().numpy() if isinstance(a, torch.Tensor) else a
+            for name, a in arrays.items()
+        }
         return layout.restricted(plain.keys()).pack(plain)
 
     try:
@@ -76,11 +89,15 @@ def _begin(received: FLModel, content: dict[str, Any], model: torch.nn.Module) -
         ) from error
     slots = (content["own"], *content["slots"])
     models = with_parts(models, slots)
-    download = Download(slots, tuple(models[slot] for slot in slots), content["scalars"])
+    download = Download(
+        slots, tuple(models[slot] for slot in slots), content["scalars"]
+    )
     method = build_method(content["method"])
     return _Round(received, layout, method.terms(download, content["own"]))
 
 
 def _flat(parameter: torch.Tensor) -> torch.Tensor:
     """A parameter in the vector's layout; see `cfl_flare.core.params.Entry.view`."""
-    return (parameter.permute(0, 2, 3, 1) if parameter.dim() == 4 else parameter).reshape(-1)
+    return (
+        parameter.permute(0, 2, 3, 1) if parameter.dim() == 4 else parameter
+    ).reshape(-1)

@@ -45,7 +45,11 @@ from cfl_flare.results.schema import LONGEST
 from cfl_flare.training.privacy import TRAIN as TRAINING
 from cfl_flare.training.privacy import Spend
 
-TRAIN, EVALUATE, SUBMIT = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION, AppConstants.TASK_SUBMIT_MODEL
+TRAIN, EVALUATE, SUBMIT = (
+    AppConstants.TASK_TRAIN,
+    AppConstants.TASK_VALIDATION,
+    AppConstants.TASK_SUBMIT_MODEL,
+)
 KINDS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
 FILE = "private.safetensors"
 # In the folder of the job, which FLARE makes anew for each: the file is that of this job.
@@ -75,7 +79,12 @@ class PrivateArrays(DXOFilter):
         travels: list[str] | None = None,
     ):
         super().__init__(KINDS, KINDS)
-        self.private, self.run_name, self.resume_from, self.travels = private, run_name, resume_from, travels
+        self.private, self.run_name, self.resume_from, self.travels = (
+            private,
+            run_name,
+            resume_from,
+            travels,
+        )
         check_run_name(run_name)
         self._check_pattern(())
 
@@ -84,7 +93,9 @@ class PrivateArrays(DXOFilter):
         if not isinstance(self.private, list):
             bounded(self.private, names, f"private = {self.private!r}")
 
-    def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO | None:
+    def process_dxo(
+        self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext
+    ) -> DXO | None:
         """Changes a model that arrives or leaves."""
         self._check_pattern(dxo.data.keys())
         path = self._path(fl_ctx)
@@ -95,30 +106,58 @@ class PrivateArrays(DXOFilter):
                 f"run {self.run_name!r}: this site has kept {name!r} for itself, and private = {self.private!r} would "
                 "let it leave; name it there, or take another run_name without resume_from",
             )
-        arrays = {name: as_array(array) for name, array in dxo.data.items() if self._is_private(name)}
+        arrays = {
+            name: as_array(array)
+            for name, array in dxo.data.items()
+            if self._is_private(name)
+        }
         require(
             bool(arrays or stored),
             f"private = {self.private!r} matches none of {', '.join(map(str, dxo.data))}; name arrays of the model",
         )
-        if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
+        if (
+            self.get_prop(FilterContextKey.CHAIN_TYPE)
+            == FilterChainType.TASK_DATA_CHAIN
+        ):
             return self._put_back(dxo, arrays, stored, fl_ctx)
         if arrays and fl_ctx.get_prop(FLContextKey.TASK_NAME) == TRAIN:
-            odd = [name for name, a in arrays.items() if name not in stored or a.shape != stored[name].shape]
+            odd = [
+                name
+                for name, a in arrays.items()
+                if name not in stored or a.shape != stored[name].shape
+            ]
             if odd:
-                self.log_warning(fl_ctx, f"private array {odd[0]} is not as it arrived: what was kept before stays")
+                self.log_warning(
+                    fl_ctx,
+                    f"private array {odd[0]} is not as it arrived: what was kept before stays",
+                )
             else:
                 start = stored if dxo.data_kind == DataKind.WEIGHT_DIFF else {}
-                self._store({**stored, **{n: start[n] + a if start else a for n, a in arrays.items()}}, fl_ctx)
-        dxo.data = {name: array for name, array in dxo.data.items() if self._leaves(name, array)}
+                self._store(
+                    {
+                        **stored,
+                        **{n: start[n] + a if start else a for n, a in arrays.items()},
+                    },
+                    fl_ctx,
+                )
+        dxo.data = {
+            name: array for name, array in dxo.data.items() if self._leaves(name, array)
+        }
         return dxo
 
     def _leaves(self, name: str, value: Any) -> bool:
         """Whether it is an array of the model that is not private; other names may be wrappers' of private ones."""
-        named = not self._is_private(name) if self.travels is None else name in self.travels
+        named = (
+            not self._is_private(name) if self.travels is None else name in self.travels
+        )
         return named and hasattr(value, "shape")
 
     def _put_back(
-        self, dxo: DXO, arrays: Mapping[str, np.ndarray], stored: Mapping[str, np.ndarray], fl_ctx: FLContext
+        self,
+        dxo: DXO,
+        arrays: Mapping[str, np.ndarray],
+        stored: Mapping[str, np.ndarray],
+        fl_ctx: FLContext,
     ) -> DXO | None:
         """The model with the site's own arrays; those that arrive for the first time become the site's own."""
         if dxo.data_kind != DataKind.WEIGHTS:
@@ -136,22 +175,38 @@ class PrivateArrays(DXOFilter):
         return dxo
 
     def _is_private(self, name: str) -> bool:
-        return name in self.private if isinstance(self.private, list) else bool(re.search(self.private, name))
+        return (
+            name in self.private
+            if isinstance(self.private, list)
+            else bool(re.search(self.private, name))
+        )
 
     def _store(self, arrays: Mapping[str, np.ndarray], fl_ctx: FLContext) -> None:
-        broken = [name for name, array in arrays.items() if not np.isfinite(array).all()]
+        broken = [
+            name for name, array in arrays.items() if not np.isfinite(array).all()
+        ]
         if broken:
-            self.log_warning(fl_ctx, f"private array {broken[0]} is not finite: those of the round before are kept")
+            self.log_warning(
+                fl_ctx,
+                f"private array {broken[0]} is not finite: those of the round before are kept",
+            )
         else:
             save_arrays(self._path(fl_ctx), arrays, {}, durable=not simulated(fl_ctx))
 
     def _path(self, fl_ctx: FLContext) -> Path:
         """The site's file, which is empty or that of the resumed run when a job begins."""
         path = store_for(self.run_name, fl_ctx).folder / FILE
-        marker = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / MARKER
+        marker = (
+            Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
+            / MARKER
+        )
         if not marker.exists():
             make_folder(path.parent, private=True)
-            resumed = None if self.resume_from is None else store_for(self.resume_from, fl_ctx).folder / FILE
+            resumed = (
+                None
+                if self.resume_from is None
+                else store_for(self.resume_from, fl_ctx).folder / FILE
+            )
             if path.exists() and resumed != path:
                 with writing(path):
                     path.replace(path.with_name(f"previous-{FILE}"))
@@ -176,14 +231,26 @@ class LedgerFilter(Filter):
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """The result without what it says on privacy; the code of the failure where it may not leave."""
         runner = fl_ctx.get_prop(FLContextKey.RUNNER)
-        executor = runner.find_executor(fl_ctx.get_prop(FLContextKey.TASK_NAME)) if runner is not None else None
-        if simulated(fl_ctx) or type(executor) in (ClusteredExecutor, SeveralExecutor, StudyExecutor):
+        executor = (
+            runner.find_executor(fl_ctx.get_prop(FLContextKey.TASK_NAME))
+            if runner is not None
+            else None
+        )
+        if simulated(fl_ctx) or type(executor) in (
+            ClusteredExecutor,
+            SeveralExecutor,
+            StudyExecutor,
+        ):
             return shareable
         try:
             return self._entered(shareable, fl_ctx)
         except CFLError as error:
-            log_failure(self, "the script's result: privacy", error.failure, str(error), fl_ctx)
-            return FLModelUtils.to_shareable(FLModel(metrics={}, meta={FAILED: error.failure}))
+            log_failure(
+                self, "the script's result: privacy", error.failure, str(error), fl_ctx
+            )
+            return FLModelUtils.to_shareable(
+                FLModel(metrics={}, meta={FAILED: error.failure})
+            )
 
     def _entered(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         budget = Policy.of(fl_ctx).epsilon_budget
@@ -191,7 +258,11 @@ class LedgerFilter(Filter):
             dxo = from_shareable(shareable)
         except ValueError:  # such as the answer of a script that has failed
             code = str(shareable.get_return_code())
-            return shareable if budget is None else make_reply(code if code != ReturnCode.OK else ReturnCode.ERROR)
+            return (
+                shareable
+                if budget is None
+                else make_reply(code if code != ReturnCode.OK else ReturnCode.ERROR)
+            )
         report = (dxo.meta or {}).pop(REPORT, None)
         if budget is None and report is None:
             return shareable
@@ -199,21 +270,32 @@ class LedgerFilter(Filter):
         spends = [spend_of(part) for part in report] if isinstance(report, list) else []
         valid = 0 < len(spends) <= MOST_SPENDS and SPENDS(spends)
         said = f"the script's meta: {REPORT} = {shown(report)}, and this site's epsilon_budget is {budget}"
-        require(valid, f"{said}; let the script say what it spends: {example}", BudgetError)
+        require(
+            valid, f"{said}; let the script say what it spends: {example}", BudgetError
+        )
         job, site = str(fl_ctx.get_job_id()), fl_ctx.get_identity_name()
         ledger = ledger_for(data_of(fl_ctx), fl_ctx)
         ledger.open()
         entries = [Spend(**spend) for spend in spends]
-        patients = os.environ.get(PATIENT, "")  # a script is told, as it is told where the data lies
-        ledger.enter(LedgerJob(job, job, "", inf, DELTA, patients), site, entries, round=0)
+        patients = os.environ.get(
+            PATIENT, ""
+        )  # a script is told, as it is told where the data lies
+        ledger.enter(
+            LedgerJob(job, job, "", inf, DELTA, patients), site, entries, round=0
+        )
         return dxo.update_shareable(shareable)
 
 
 def spend_of(part: Any) -> dict[str, Any]:
     """One of a script's reports as a line of the ledger has it; numbers may be NumPy's."""
     said = part if isinstance(part, dict) else {}
-    numbers = {name: said.get(name) for name in ("noise_multiplier", "sample_rate", "steps")}
-    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in numbers.items()}
+    numbers = {
+        name: said.get(name) for name in ("noise_multiplier", "sample_rate", "steps")
+    }
+    plain = {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in numbers.items()
+    }
     return {"what": "script", "split": TRAINING, **plain}
 
 
@@ -236,7 +318,9 @@ def keep_private(recipe: Recipe, private: str, run_name: str) -> None:
         run_name: of the folder below a site's state root in which it keeps them.
     """
     job = config_of(recipe)
-    job.set_app_packages([*job.app_packages, "cfl_flare"])  # it is installed at the sites, and not sent with the job
+    job.set_app_packages(
+        [*job.app_packages, "cfl_flare"]
+    )  # it is installed at the sites, and not sent with the job
     for task in (TRAIN, EVALUATE, SUBMIT):
         recipe.add_client_input_filter(PrivateArrays(private, run_name), tasks=[task])
         recipe.add_client_output_filter(PrivateArrays(private, run_name), tasks=[task])
@@ -246,4 +330,6 @@ def as_array(array: Any) -> np.ndarray:
     """An array or a torch tensor as NumPy's."""
     if not hasattr(array, "detach"):
         return np.asarray(array)
-    return np.asarray((array.float() if array.is_floating_point() else array).detach().cpu().numpy())
+    return np.asarray(
+        (array.float() if array.is_floating_point() else array).detach().cpu().numpy()
+    )

@@ -16,11 +16,23 @@ from nvflare.apis.dxo import MetaKey
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
-from cfl_flare.core.errors import BudgetError, ConfigError, LedgerError, PayloadError, failure_text
+from cfl_flare.core.errors import (
+    BudgetError,
+    ConfigError,
+    LedgerError,
+    PayloadError,
+    failure_text,
+)
 from cfl_flare.core.params import Params
 from cfl_flare.core.text import plain, shown
 from cfl_flare.engine.server import Server
-from cfl_flare.engine.task import MAX_METRICS, MAX_SAMPLES, MIN_WEIGHT, is_metric_name, is_number
+from cfl_flare.engine.task import (
+    MAX_METRICS,
+    MAX_SAMPLES,
+    MIN_WEIGHT,
+    is_metric_name,
+    is_number,
+)
 from cfl_flare.flare.class_names import describe_difference
 from cfl_flare.flare.client_api.cfl_launcher import FAILED, NOT_MEASURED
 from cfl_flare.flare.schema import CLASSES, NUMBERS, check_class_names
@@ -58,7 +70,9 @@ class ScriptResults:
 
     def classes(self, result: FLModel) -> tuple[str, ...]:
         """The names of classes that a script states, in the order of their numbers; none if it states none."""
-        return check_class_names((result.meta or {}).get(CLASSES, []), result.meta["client_name"])
+        return check_class_names(
+            (result.meta or {}).get(CLASSES, []), result.meta["client_name"]
+        )
 
     def _check_classes(self, result: FLModel) -> None:
         """Raises a PayloadError if a script numbers its classes differently from most."""
@@ -80,21 +94,35 @@ class ScriptResults:
         if 2 * len(self._unfit) > trained:
             site, reason = next(iter(self._unfit.items()))
             many = f"{len(self._unfit)} of {trained} sites"
-            raise ConfigError(f"run: the script's results cannot be used, at {many}: {site}: {reason}")
+            raise ConfigError(
+                f"run: the script's results cannot be used, at {many}: {site}: {reason}"
+            )
 
     def update(self, result: FLModel, slot: str, chosen: bool = False) -> Update:
         """A script's update of the ``slot`` it was sent; its steps are noted. A PayloadError if it does not fit."""
         server, name = self._server, result.meta["client_name"]
         if not isinstance(result.params, dict) or not result.params:
-            raise PayloadError("no_update", "it sends no model: flare.send() an FLModel with params=model.state_dict()")
+            raise PayloadError(
+                "no_update",
+                "it sends no model: flare.send() an FLModel with params=model.state_dict()",
+            )
         self._check_classes(result)
         samples = self._steps(name, result.meta.get(STEPS))
         diff = self._diff(name, result, server.state.bank[slot])
-        cluster = next((k for k in range(server.method.clusters) if chosen and slot == cluster_slot(k)), None)
+        cluster = next(
+            (
+                k
+                for k in range(server.method.clusters)
+                if chosen and slot == cluster_slot(k)
+            ),
+            None,
+        )
         if result.meta.get(STEPS) is not None:
             self._first.setdefault(name, samples)
         unit = "steps" if name in self._first else ""
-        server.participants[name] = replace(server.participants[name], samples=samples, unit=unit)
+        server.participants[name] = replace(
+            server.participants[name], samples=samples, unit=unit
+        )
         return Update(name, samples, {slot: diff}, cluster)
 
     def _steps(self, name: str, said: Any) -> float:
@@ -103,13 +131,20 @@ class ScriptResults:
         It need not be whole: a script may report its samples, or a share of them.
         """
         if said is None:
-            self._remark(f"{name} reports no number of steps: it counts as 1; add meta={{{STEPS!r}: steps}}")
-        steps = 1 if said is None else said.item() if isinstance(said, np.generic) else said
+            self._remark(
+                f"{name} reports no number of steps: it counts as 1; add meta={{{STEPS!r}: steps}}"
+            )
+        steps = (
+            1 if said is None else said.item() if isinstance(said, np.generic) else said
+        )
         if isinstance(steps, float) and steps.is_integer():
             steps = int(steps)
         if not is_number(steps, MIN_WEIGHT, MAX_SAMPLES):
             limits = f"{MIN_WEIGHT:g}..{MAX_SAMPLES}"
-            raise PayloadError("samples", f"{name}: {shown(steps)} steps should be a number in {limits}")
+            raise PayloadError(
+                "samples",
+                f"{name}: {shown(steps)} steps should be a number in {limits}",
+            )
         first = self._first.get(name, steps)
         if not first / MOST_TIMES <= steps <= first * MOST_TIMES:
             says = f"{steps} steps, but {first} in its first round; they may be up to {MOST_TIMES} times more or fewer"
@@ -124,19 +159,30 @@ class ScriptResults:
         processed = result.meta.get(MetaKey.PROCESSED_ALGORITHM)
         if processed is not None:
             undo = "encrypted or packed models cannot be checked, compared or clustered; remove that filter there"
-            raise PayloadError("encrypted", f"a filter of the site has changed its model by {shown(processed)}: {undo}")
+            raise PayloadError(
+                "encrypted",
+                f"a filter of the site has changed its model by {shown(processed)}: {undo}",
+            )
         sends_model = result.params_type != ParamsType.DIFF
         arrays = {key: _as_array(value) for key, value in result.params.items()}
-        sent.layout.check_constants({key: array for key, array in arrays.items() if isinstance(array, NUMBERS)})
+        sent.layout.check_constants(
+            {key: array for key, array in arrays.items() if isinstance(array, NUMBERS)}
+        )
         known, given = {e.name for e in sent.layout.entries}, sent.layout.untied(arrays)
         history = result.meta.get(MetaKey.FILTER_HISTORY)
         history = history if isinstance(history, list) else []
-        odd = [key for key, array in given.items() if not isinstance(key, str) or not isinstance(array, NUMBERS)]
+        odd = [
+            key
+            for key, array in given.items()
+            if not isinstance(key, str) or not isinstance(array, NUMBERS)
+        ]
         if odd:
             raise PayloadError("kind", f"{name}: {shown(odd[0])} is no named array")
         strange, missing = sorted(given.keys() - known), sorted(known - given.keys())
         if not known & given.keys():
-            theirs, ours = (", ".join(map(shown, names[:3])) for names in (strange, sorted(known)))
+            theirs, ours = (
+                ", ".join(map(shown, names[:3])) for names in (strange, sorted(known))
+            )
             raise PayloadError(
                 "names",
                 f"it sends {theirs}, of which the job's model has none; it has {ours}. A script sends the model that "
@@ -145,22 +191,48 @@ class ScriptResults:
             )
         if strange:
             left = f"left out ({len(strange)} in all)"
-            self._remark(f"{name} sends {shown(strange[0])}, which the job's model does not have: {left}")
-        if missing and not history:  # what a filter took away, the job or the site wants to stay
-            self._remark(f"{name} does not send {missing[0]!r}: taken as unchanged ({len(missing)} in all)")
-        kinds = sorted({str(np.asarray(a).dtype) for n, a in given.items() if n in known} - {"float32", "int64"})
+            self._remark(
+                f"{name} sends {shown(strange[0])}, which the job's model does not have: {left}"
+            )
+        if (
+            missing and not history
+        ):  # what a filter took away, the job or the site wants to stay
+            self._remark(
+                f"{name} does not send {missing[0]!r}: taken as unchanged ({len(missing)} in all)"
+            )
+        kinds = sorted(
+            {str(np.asarray(a).dtype) for n, a in given.items() if n in known}
+            - {"float32", "int64"}
+        )
         if kinds:
-            self._remark(f"{name} sends {', '.join(kinds)}: kept as float32, whole counts as int64")
+            self._remark(
+                f"{name} sends {', '.join(kinds)}: kept as float32, whole counts as int64"
+            )
         filters = [name for name in history if not str(name).startswith(REMOVING)]
         if sends_model and filters:
             reason = f"the site's filter {plain(str(filters[0]), 100)} acts on differences, but the script sends whole"
-            raise PayloadError("filtered", f"{reason} models: set params_transfer_type = 'DIFF' in the recipe")
-        start = sent.arrays() if sends_model else {n: np.zeros_like(a) for n, a in sent.arrays().items()}
-        model = sent.layout.pack({**start, **{n: a for n, a in given.items() if n in known}})
+            raise PayloadError(
+                "filtered",
+                f"{reason} models: set params_transfer_type = 'DIFF' in the recipe",
+            )
+        start = (
+            sent.arrays()
+            if sends_model
+            else {n: np.zeros_like(a) for n, a in sent.arrays().items()}
+        )
+        model = sent.layout.pack(
+            {**start, **{n: a for n, a in given.items() if n in known}}
+        )
         diff = model - sent if sends_model else model
         if not diff.vector.any():
-            self._remark(f"{name} sends the model back as it was: does the script train a copy of what it received?")
-        present = np.array([e.name in given for e in sent.layout.entries]) if history and missing else None
+            self._remark(
+                f"{name} sends the model back as it was: does the script train a copy of what it received?"
+            )
+        present = (
+            np.array([e.name in given for e in sent.layout.entries])
+            if history and missing
+            else None
+        )
         return replace(diff, present=present)
 
     def metrics(self, result: FLModel) -> dict[str, float]:
@@ -168,10 +240,18 @@ class ScriptResults:
         name, given = result.meta["client_name"], result.metrics or {}
         if not given:
             example = "FLModel(..., metrics={'accuracy': ...})"
-            self._remark(f"{name} reports no metrics of the model that it is sent: {example}")
+            self._remark(
+                f"{name} reports no metrics of the model that it is sent: {example}"
+            )
         metrics = usable(given)
-        for odd in islice((key for key in given if key not in metrics and not is_bookkeeping(key)), MAX_METRICS):
-            if (name, shown(odd)) in self._odd:  # its value may be another one in each round
+        for odd in islice(
+            (key for key in given if key not in metrics and not is_bookkeeping(key)),
+            MAX_METRICS,
+        ):
+            if (
+                name,
+                shown(odd),
+            ) in self._odd:  # its value may be another one in each round
                 continue
             self._odd.add((name, shown(odd)))
             what = f"{shown(odd)}, which is no name for a metric: letters, digits, _ . / -, and none of a run's own"
@@ -183,8 +263,16 @@ class ScriptResults:
 
 def usable(metrics: Mapping[Any, Any]) -> dict[str, float]:
     """The finite numbers with names that metrics may have, of at most `MAX_METRICS`."""
-    named = ((key, value) for key, value in metrics.items() if is_metric_name(key) and not is_bookkeeping(key))
-    return {key: float(value) for key, value in islice(named, MAX_METRICS) if is_finite(value)}
+    named = (
+        (key, value)
+        for key, value in metrics.items()
+        if is_metric_name(key) and not is_bookkeeping(key)
+    )
+    return {
+        key: float(value)
+        for key, value in islice(named, MAX_METRICS)
+        if is_finite(value)
+    }
 
 
 def is_bookkeeping(name: Any) -> bool:
@@ -200,13 +288,19 @@ def metric_of(result: FLModel, name: str) -> float | None:
 
 def is_finite(value: Any) -> bool:
     """Whether a reported value is a finite number, within bounds; a tensor or an array of one value is its number."""
-    single = isinstance(value, (np.number, np.ndarray, torch.Tensor)) and value.shape in ((), (1,))
+    single = isinstance(
+        value, (np.number, np.ndarray, torch.Tensor)
+    ) and value.shape in ((), (1,))
     return is_number(value.item() if single else value)
 
 
 def _as_array(value: Any) -> Any:
     """One of a script's parameters as NumPy's array, where tensors travel."""
-    if not isinstance(value, torch.Tensor) or value.is_complex() or value.layout is not torch.strided:
+    if (
+        not isinstance(value, torch.Tensor)
+        or value.is_complex()
+        or value.layout is not torch.strided
+    ):
         return value
     value = value.detach().cpu()
     return (value.float() if value.is_floating_point() else value).numpy()
@@ -219,7 +313,10 @@ def check_failure(result: FLModel) -> None:
     name = result.meta[FAILED]
     if name == SystemExit.__name__:
         raise PayloadError("site_failed", "its script ended before the job")
-    if name in (BudgetError.failure, LedgerError.failure):  # the site does not let its result leave
+    if name in (
+        BudgetError.failure,
+        LedgerError.failure,
+    ):  # the site does not let its result leave
         raise PayloadError("site_failed", failure_text(name))
     raise PayloadError("site_failed", f"{_type_of(name)} in its script")
 
@@ -227,9 +324,18 @@ def check_failure(result: FLModel) -> None:
 def not_measured(result: FLModel) -> str | None:
     """Why the function that a job names has not measured a model; None if it has, or there is none."""
     meta = result.meta or {}
-    return f"{_type_of(meta[NOT_MEASURED])} in its evaluate function" if NOT_MEASURED in meta else None
+    return (
+        f"{_type_of(meta[NOT_MEASURED])} in its evaluate function"
+        if NOT_MEASURED in meta
+        else None
+    )
 
 
 def _type_of(name: Any) -> str:
-    is_type = isinstance(name, str) and len(name) <= LONGEST_TYPE and name.isascii() and name.isidentifier()
+    is_type = (
+        isinstance(name, str)
+        and len(name) <= LONGEST_TYPE
+        and name.isascii()
+        and name.isidentifier()
+    )
     return name if is_type else "an error"

@@ -28,10 +28,18 @@ PENALTY_LINE = "loss = loss + cfl_flare.client.penalty(model)"
 
 def check_method(method: Method) -> None:
     """Raises a ConfigError if a method's sites do more than train the model that they are sent, or choose by metric."""
-    overridden = [step for step in ON_SITE if getattr(type(method), step) is not getattr(Method, step)]
+    overridden = [
+        step
+        for step in ON_SITE
+        if getattr(type(method), step) is not getattr(Method, step)
+    ]
     unable = [] if method.traits.by_metric else overridden
     unable += ["finetune"] * method.finetune
-    compared = [p.name for p in method.penalties if getattr(p, "on", "parameters") != "parameters"]
+    compared = [
+        p.name
+        for p in method.penalties
+        if getattr(p, "on", "parameters") != "parameters"
+    ]
     require(
         not compared,
         f"penalty {compared[:1]}: on = 'representations' needs the outputs of other models inside the script's step; "
@@ -55,8 +63,13 @@ def evaluates(script: str) -> bool:
     """
     for text, tree in _modules(script):
         functions = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        called = {getattr(function, "attr", getattr(function, "id", "")) for function in functions}
-        if "is_evaluate" in called or any(patch in text and {"patch", call} <= called for patch, call in PATCHES):
+        called = {
+            getattr(function, "attr", getattr(function, "id", ""))
+            for function in functions
+        }
+        if "is_evaluate" in called or any(
+            patch in text and {"patch", call} <= called for patch, call in PATCHES
+        ):
             return True
     return False
 
@@ -66,10 +79,18 @@ def check_evaluate(script: str, name: str) -> None:
     where, path = f"recipe: evaluate = {name!r}", evaluate_module(script, name)
     module, _, function = name.rpartition(".")
     named = function.isidentifier() and (not module or module.isidentifier())
-    require(named, f"{where} should be 'client.evaluate': a module in the script's folder, and a function in it")
-    require(path.is_file(), f"{where}: no {path.name} is in the folder of {script!r}; name a function of the script")
+    require(
+        named,
+        f"{where} should be 'client.evaluate': a module in the script's folder, and a function in it",
+    )
+    require(
+        path.is_file(),
+        f"{where}: no {path.name} is in the folder of {script!r}; name a function of the script",
+    )
     try:
-        symbol = symtable(path.read_text(errors="replace"), str(path), "exec").lookup(function)
+        symbol = symtable(path.read_text(errors="replace"), str(path), "exec").lookup(
+            function
+        )
         defined = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
     except (KeyError, SyntaxError):
         defined = False
@@ -85,7 +106,11 @@ def check_evaluate(script: str, name: str) -> None:
 def evaluate_module(script: str, name: str) -> Path:
     """The file of the module of a function that measures models."""
     module = name.rpartition(".")[0]
-    return Path(script) if module in ("", Path(script).stem) else Path(script).parent / f"{module}.py"
+    return (
+        Path(script)
+        if module in ("", Path(script).stem)
+        else Path(script).parent / f"{module}.py"
+    )
 
 
 def has_terms(method: Method) -> bool:
@@ -94,7 +119,11 @@ def has_terms(method: Method) -> bool:
 
 
 def check_script(
-    script: str, method: Method, settings: Mapping[str, Any], measures_all: bool = False, evaluate: str | None = None
+    script: str,
+    method: Method,
+    settings: Mapping[str, Any],
+    measures_all: bool = False,
+    evaluate: str | None = None,
 ) -> None:
     """Checks a job with a training script.
 
@@ -106,7 +135,10 @@ def check_script(
     Raises:
         ConfigError: there is no such script, or it does not fit the method or a setting.
     """
-    require(Path(script).is_file(), f"recipe: train_script = {script!r} is not a file, seen from this folder; name one")
+    require(
+        Path(script).is_file(),
+        f"recipe: train_script = {script!r} is not a file, seen from this folder; name one",
+    )
     unused = [name for name, value in settings.items() if value is not None]
     require(
         not unused,
@@ -122,7 +154,9 @@ def check_script(
         f"to its loop:{HOW_TO_EVALUATE}",
     )
     require(
-        not has_terms(method) or asks_for_penalties(script) or fedprox_mu(script, method) is not None,
+        not has_terms(method)
+        or asks_for_penalties(script)
+        or fedprox_mu(script, method) is not None,
         f"recipe: method {method.label} adds to the loss, but train_script = {script!r} does not: after 'import "
         f"cfl_flare.client' add the line '{PENALTY_LINE}'",
     )
@@ -130,7 +164,9 @@ def check_script(
 
 def asks_for_penalties(script: str) -> bool:
     """Whether a script, or a module in its folder, calls `cfl_flare.client.penalty`."""
-    return any("cfl_flare" in text and "penalty(" in text for text, _ in _modules(script))
+    return any(
+        "cfl_flare" in text and "penalty(" in text for text, _ in _modules(script)
+    )
 
 
 def fedprox_mu(script: str, method: Method) -> float | None:
@@ -141,9 +177,18 @@ def fedprox_mu(script: str, method: Method) -> float | None:
     by_itself = method.traits.proximal
     terms = len(method.penalties) + (by_itself is not None)
     pulls = [] if by_itself is None else [by_itself]
-    pulls += [p.mu for p in method.penalties if isinstance(p, Proximal) and p.scope == "all"]
-    looks = any("fedprox" in text.lower() or "nvflare.client.lightning" in text for text, _ in _modules(script))
-    return pulls[0] if len(pulls) == terms == 1 and looks and not asks_for_penalties(script) else None
+    pulls += [
+        p.mu for p in method.penalties if isinstance(p, Proximal) and p.scope == "all"
+    ]
+    looks = any(
+        "fedprox" in text.lower() or "nvflare.client.lightning" in text
+        for text, _ in _modules(script)
+    )
+    return (
+        pulls[0]
+        if len(pulls) == terms == 1 and looks and not asks_for_penalties(script)
+        else None
+    )
 
 
 def _modules(script: str) -> list[tuple[str, ast.Module]]:
@@ -162,12 +207,21 @@ def _modules(script: str) -> list[tuple[str, ast.Module]]:
             tree = ast.Module([], [])
         modules[path] = (text, tree)
         imported = {path.parent / f"{name}.py" for name in _imported(tree)}
-        left += sorted(module for module in imported - modules.keys() if module.is_file())
+        left += sorted(
+            module for module in imported - modules.keys() if module.is_file()
+        )
     return list(modules.values())
 
 
 def _imported(tree: ast.Module) -> set[str]:
     nodes = list(ast.walk(tree))
-    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names = plain | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    plain = {
+        alias.name
+        for node in nodes
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    names = plain | {
+        node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)
+    }
     return {name.partition(".")[0] for name in names}

@@ -42,7 +42,13 @@ from cfl_flare.methods import Method
 
 LAUNCHER = Path(cfl_launcher.__file__)
 # Settings of a script that FLARE's runner takes by the same names.
-OF_PROCESS = ("launch_external_process", "command", "launch_once", "launch_timeout", "shutdown_timeout")
+OF_PROCESS = (
+    "launch_external_process",
+    "command",
+    "launch_once",
+    "launch_timeout",
+    "shutdown_timeout",
+)
 
 
 class ClientApps:
@@ -60,12 +66,27 @@ class ClientApps:
         workers: the executor or script runner by site; one for all sites, unless they have their own settings.
     """
 
-    def __init__(self, plan: RunPlan, shared: Mapping[str, Any], executor: type[ClusteredExecutor]):
+    def __init__(
+        self,
+        plan: RunPlan,
+        shared: Mapping[str, Any],
+        executor: type[ClusteredExecutor],
+    ):
         self.plan, self.shared, self.executor = plan, shared, executor
         excluded = plan.job.exclude_vars
-        self.leaving = None if excluded is None else exclude(excluded, plan.model, plan.method, self.scripted)
-        pattern = plan.job.private if self.scripted else None  # else the executor knows it
-        self.private = [] if pattern is None else staying("private", pattern, plan.model, plan.method)
+        self.leaving = (
+            None
+            if excluded is None
+            else exclude(excluded, plan.model, plan.method, self.scripted)
+        )
+        pattern = (
+            plan.job.private if self.scripted else None
+        )  # else the executor knows it
+        self.private = (
+            []
+            if pattern is None
+            else staying("private", pattern, plan.model, plan.method)
+        )
         self.workers = {ALL_SITES: self._worker(ALL_SITES, {})}
 
     @property
@@ -74,7 +95,9 @@ class ClientApps:
 
     @property
     def tasks(self) -> list[str]:
-        return [TRAIN, EVALUATE] if self.scripted else [wire.CHECK_TASK, wire.TRAIN_TASK]
+        return (
+            [TRAIN, EVALUATE] if self.scripted else [wire.CHECK_TASK, wire.TRAIN_TASK]
+        )
 
     @property
     def named(self) -> list[str]:
@@ -84,7 +107,9 @@ class ClientApps:
     @property
     def sources(self) -> list[dict[str, Any]]:
         """What the sites read, as the job holds it."""
-        return [] if self.scripted else [worker.source for worker in self.workers.values()]
+        return (
+            [] if self.scripted else [worker.source for worker in self.workers.values()]
+        )
 
     def set_per_site(self, config: Mapping[str, Mapping[str, Any]]) -> None:
         """Applies settings by site: ``data``, ``data_args``, ``device`` and ``torch_threads``, or those of a script.
@@ -95,7 +120,10 @@ class ClientApps:
         check_site_names(list(config), self.plan.job.min_clients)
         simulated = self.plan.data.participants is not None
         reason = " where one source is dealt out to all of them" if simulated else ""
-        known = [*([] if simulated else ["data", "data_args"]), *_per_site(SiteSettings)]
+        known = [
+            *([] if simulated else ["data", "data_args"]),
+            *_per_site(SiteSettings),
+        ]
         known = _per_site(ScriptSettings) if self.scripted else known
         for site, settings in config.items():
             unknown = [key for key in settings if key not in known]
@@ -104,42 +132,81 @@ class ClientApps:
                 f"recipe: per-site config: {site}: {unknown[:1]} cannot be set for a single site{reason}; "
                 f"it can have its own {', '.join(known)}",
             )
-        self.workers = {site: self._worker(site, settings) for site, settings in config.items()}
+        self.workers = {
+            site: self._worker(site, settings) for site, settings in config.items()
+        }
 
     def add_to(self, job: FedJob) -> None:
         for target, worker in self.workers.items():
             job.to(worker, target, tasks=self.tasks)
-            travels = sorted(names_of(self.plan.model) - {*self.private}) if self.private else []
-            kinds = (FilterType.TASK_DATA, FilterType.TASK_RESULT) if self.private else ()
-            for kind, task in product(kinds, self.tasks):  # on results, before other filters
-                keeping = PrivateArrays(self.private, self.plan.job.name, self.plan.job.resume_from, travels)
+            travels = (
+                sorted(names_of(self.plan.model) - {*self.private})
+                if self.private
+                else []
+            )
+            kinds = (
+                (FilterType.TASK_DATA, FilterType.TASK_RESULT) if self.private else ()
+            )
+            for kind, task in product(
+                kinds, self.tasks
+            ):  # on results, before other filters
+                keeping = PrivateArrays(
+                    self.private, self.plan.job.name, self.plan.job.resume_from, travels
+                )
                 job.to(keeping, target, filter_type=kind, tasks=[task])
             for task in self.tasks if self.leaving is not None else ():
-                job.to(self.leaving, target, filter_type=FilterType.TASK_RESULT, tasks=[task])
+                job.to(
+                    self.leaving,
+                    target,
+                    filter_type=FilterType.TASK_RESULT,
+                    tasks=[task],
+                )
             if self.scripted:
-                job.to(without_parameters(), target, filter_type=FilterType.TASK_RESULT, tasks=[EVALUATE])
+                job.to(
+                    without_parameters(),
+                    target,
+                    filter_type=FilterType.TASK_RESULT,
+                    tasks=[EVALUATE],
+                )
 
     def _worker(self, site: str, settings: Mapping[str, Any]) -> Any:
         plan = self.plan
         if self.scripted:
             script = replace(plan.script, **settings)
             there = Path(str(script.train_script)).is_file()
-            require(there, f"recipe: per-site config: {site}: train_script = {script.train_script!r} is not a file")
+            require(
+                there,
+                f"recipe: per-site config: {site}: train_script = {script.train_script!r} is not a file",
+            )
             if script.evaluate is not None:
                 check_evaluate(str(script.train_script), script.evaluate)
             return LaunchedScript(script, plan.executor)
         source = self.shared["source"]
         if settings.keys() & {"data", "data_args"}:
             source = marked(_source_at(site, settings, source))
-        at_site = replace(plan.site, **{key: settings[key] for key in _per_site(SiteSettings) if key in settings})
-        return self.executor(**{**self.shared, "source": source, **asdict(at_site), **asdict(plan.executor)})
+        at_site = replace(
+            plan.site,
+            **{
+                key: settings[key] for key in _per_site(SiteSettings) if key in settings
+            },
+        )
+        return self.executor(
+            **{
+                **self.shared,
+                "source": source,
+                **asdict(at_site),
+                **asdict(plan.executor),
+            }
+        )
 
 
 def _per_site(cls: type) -> list[str]:
     return [known.name for known in settings_of(cls).values() if known.per_site]
 
 
-def _source_at(site: str, settings: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+def _source_at(
+    site: str, settings: Mapping[str, Any], source: Mapping[str, Any]
+) -> dict[str, Any]:
     """What a site reads: ``data`` in place of the job's, with ``data_args`` in place of some of its arguments."""
     where = f"per-site config: {site}: data"
     description = describe(settings.get("data", source), where)
@@ -156,7 +223,9 @@ class LaunchedScript(ScriptRunner):
 
     def __init__(self, script: ScriptSettings, executor: ExecutorSettings):
         path = str(script.train_script)
-        name = quote(os.path.basename(path) if os.path.isabs(path) else os.path.normpath(path))
+        name = quote(
+            os.path.basename(path) if os.path.isabs(path) else os.path.normpath(path)
+        )
         name += "" if script.evaluate is None else f":{script.evaluate}"
         super().__init__(
             script=path,
@@ -182,7 +251,11 @@ class LaunchedScript(ScriptRunner):
         """Adds the script, what it imports, and the launcher, which is what the site's executor runs."""
         added: dict[str, Any] = super().add_to_fed_job(job, ctx, **kwargs)
         job.add_file_source(str(LAUNCHER), None, None, ctx)
-        module = None if self._evaluate is None else evaluate_module(self._script, self._evaluate)
+        module = (
+            None
+            if self._evaluate is None
+            else evaluate_module(self._script, self._evaluate)
+        )
         if module is not None and module != Path(self._script):
             job.add_file_source(str(module), None, None, ctx)
         if not self._launch_external_process:
@@ -190,7 +263,9 @@ class LaunchedScript(ScriptRunner):
         return added
 
 
-def exclude(pattern: str, model: Mapping[str, Any], method: Method, scripted: bool = False) -> ExcludeVars:
+def exclude(
+    pattern: str, model: Mapping[str, Any], method: Method, scripted: bool = False
+) -> ExcludeVars:
     """FLARE's filter that keeps some of a model's arrays at the site; see `staying`.
 
     It gets their names, not the pattern: a compiled pattern cannot be written to a job. A script may send arrays under
@@ -199,7 +274,9 @@ def exclude(pattern: str, model: Mapping[str, Any], method: Method, scripted: bo
     out = staying("exclude_vars", pattern, model, method)
     if not scripted:
         return ExcludeVars(out)
-    return _pattern(f"^(?!({'|'.join(map(re.escape, sorted(names_of(model) - {*out})))})$)")
+    return _pattern(
+        f"^(?!({'|'.join(map(re.escape, sorted(names_of(model) - {*out})))})$)"
+    )
 
 
 def names_of(model: Mapping[str, Any]) -> set[str]:
@@ -207,7 +284,9 @@ def names_of(model: Mapping[str, Any]) -> set[str]:
     return set(Layout.of(build(model, nn.Module, "model")).shapes)
 
 
-def staying(setting: str, pattern: str, model: Mapping[str, Any], method: Method) -> list[str]:
+def staying(
+    setting: str, pattern: str, model: Mapping[str, Any], method: Method
+) -> list[str]:
     """The names of a model's arrays that stay at the sites by a setting, ``exclude_vars`` or ``private``.
 
     Its value is a regular expression that is searched in the names; for ``private`` also a word.
@@ -216,11 +295,20 @@ def staying(setting: str, pattern: str, model: Mapping[str, Any], method: Method
         ConfigError: it is not a regular expression, or matches none or all of the model, or all that is clustered on.
     """
     where, module = f"recipe: {setting} = {pattern!r}", build(model, nn.Module, "model")
-    layout, names = Layout.of(module), matching(module, pattern, where, setting == "private")
+    layout, names = (
+        Layout.of(module),
+        matching(module, pattern, where, setting == "private"),
+    )
     out = [e for e in layout.entries if e.name in names]
     left = [e for e in layout.entries if e not in out and e.kind == "parameter"]
-    require(bool(out), f"{where} matches none of {', '.join(e.name for e in layout.entries)}")
-    require(bool(left), f"{where} matches all parameters: nothing would be left to learn together")
+    require(
+        bool(out),
+        f"{where} matches none of {', '.join(e.name for e in layout.entries)}",
+    )
+    require(
+        bool(left),
+        f"{where} matches all parameters: nothing would be left to learn together",
+    )
     cluster_on = method.traits.cluster_on
     if cluster_on is not None:
         compared = {place.start for place in layout.select(layout.compared(cluster_on))}
@@ -229,7 +317,9 @@ def staying(setting: str, pattern: str, model: Mapping[str, Any], method: Method
             f"{where} matches all that method {method.label} clusters on ({cluster_on}); set its cluster_on to what "
             "the sites send",
         )
-    return [name for name in layout.shapes if layout.untied({name: None}).keys() <= names]
+    return [
+        name for name in layout.shapes if layout.untied({name: None}).keys() <= names
+    ]
 
 
 def without_parameters() -> ExcludeVars:
@@ -243,5 +333,7 @@ def without_parameters() -> ExcludeVars:
 
 def _pattern(text: str) -> ExcludeVars:
     excluding = ExcludeVars(text)
-    excluding.exclude_vars = text  # it keeps a compiled pattern, which cannot be written to a job
+    excluding.exclude_vars = (
+        text  # it keeps a compiled pattern, which cannot be written to a job
+    )
     return excluding

@@ -35,7 +35,11 @@ from cfl_flare.methods import Participant
 
 logger = logging.getLogger(__name__)
 # A model of one site, which counts in full.
-TRUSTING = {"min_sites_per_cluster": 1, "min_samples_per_cluster": 1, "max_weight_share": 1.0}
+TRUSTING = {
+    "min_sites_per_cluster": 1,
+    "min_samples_per_cluster": 1,
+    "max_weight_share": 1.0,
+}
 # With a larger message, FLARE 2.9's connection by http, its default, breaks at a site: aiohttp's own limit.
 MOST_CARRIED = 4 * 2**20
 # Installed wherever cfl_flare is.
@@ -53,10 +57,16 @@ def check_env(env: ExecEnv, plan: RunPlan, named: Sequence[str]) -> None:
         have = f"{where}: num_clients = {env.num_clients}"
         fewest = plan.job.min_clients
         enough = env.num_clients >= fewest
-        require(enough, f"{have} is less than the job's min_clients = {fewest}; it would never start")
+        require(
+            enough,
+            f"{have} is less than the job's min_clients = {fewest}; it would never start",
+        )
         if plan.data.participants is not None:
             hosting = env.num_clients <= len(plan.data.names)
-            require(hosting, f"{have} is more than {plan.data.who_trains}; each site hosts at least one")
+            require(
+                hosting,
+                f"{have} is more than {plan.data.who_trains}; each site hosts at least one",
+            )
         else:
             require(
                 method.clusters <= env.num_clients,
@@ -84,8 +94,17 @@ def check_env(env: ExecEnv, plan: RunPlan, named: Sequence[str]) -> None:
 
 def trust(controller: Any) -> None:
     """Gives a POC's server a simulation's defaults: its sites are all on this machine, and have nothing to hide."""
-    values = {**TRUSTING, "max_weight_share": 1.0 if controller.min_sites_per_cluster in (None, 1) else LARGEST_SHARE}
-    unset = {name: value for name, value in values.items() if getattr(controller, name) is None}
+    values = {
+        **TRUSTING,
+        "max_weight_share": 1.0
+        if controller.min_sites_per_cluster in (None, 1)
+        else LARGEST_SHARE,
+    }
+    unset = {
+        name: value
+        for name, value in values.items()
+        if getattr(controller, name) is None
+    }
     for name, value in unset.items():
         setattr(controller, name, value)
     if unset:
@@ -101,11 +120,21 @@ def check_floors(plan: RunPlan, named: Sequence[str] = ()) -> None:
     if plan.job.resume_from is not None:
         return
     settings = plan.server.at_real_sites(plan.script.train_script is None)
-    sites = named or [f"site-{i}" for i in range(max(settings.floor.sites, plan.method.clusters))]
+    sites = named or [
+        f"site-{i}" for i in range(max(settings.floor.sites, plan.method.clusters))
+    ]
     pattern = plan.job.private if plan.script.train_script is None else None
     layout = Division.of(plan.make_model(), pattern).public
-    state = plan.method.start(initial_models(plan.method, plan.make_model, layout, plan.server.seed, None), list(sites))
-    check_floor(plan.method, state, settings, [Participant(site, site, settings.floor.samples) for site in sites])
+    state = plan.method.start(
+        initial_models(plan.method, plan.make_model, layout, plan.server.seed, None),
+        list(sites),
+    )
+    check_floor(
+        plan.method,
+        state,
+        settings,
+        [Participant(site, site, settings.floor.samples) for site in sites],
+    )
 
 
 def warn_of_few_sites(plan: RunPlan, sites: int) -> None:
@@ -123,7 +152,9 @@ def warn_of_few_sites(plan: RunPlan, sites: int) -> None:
         )
 
 
-def stage(job: FedJob, packages: Iterable[str], sites: Iterable[str], folder: Path) -> None:
+def stage(
+    job: FedJob, packages: Iterable[str], sites: Iterable[str], folder: Path
+) -> None:
     """Puts top-level packages into the custom folders of the server and of the client apps' targets ``sites``.
 
     Those that are installed like any other library are skipped. The job is made from ``folder``.
@@ -135,7 +166,9 @@ def stage(job: FedJob, packages: Iterable[str], sites: Iterable[str], folder: Pa
         else:
             shutil.copy(path, staged)
         for target in (SERVER_SITE_NAME, *sites):
-            job.add_file_to(str(staged), target, dest_dir=path.name if path.is_dir() else None)
+            job.add_file_to(
+                str(staged), target, dest_dir=path.name if path.is_dir() else None
+            )
 
 
 def too_large(files: Iterable[str]) -> str | None:
@@ -145,7 +178,11 @@ def too_large(files: Iterable[str]) -> str | None:
     """
     sizes = {}
     for place in {*map(Path, files)}:
-        inside = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+        inside = (
+            [place]
+            if place.is_file()
+            else [path for path in place.rglob("*") if path.is_file()]
+        )
         sizes[place] = sum(path.stat().st_size for path in inside)
     if sum(sizes.values()) <= MOST_CARRIED:
         return None

@@ -33,7 +33,12 @@ from cfl_flare.engine.plan import CONCERNS, AssignSettings, RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.flare.aggregator import ClusteringAggregator
 from cfl_flare.flare.allowed import CLASSES
-from cfl_flare.flare.client_api.rules import check_script, evaluates, fedprox_mu, has_terms
+from cfl_flare.flare.client_api.rules import (
+    check_script,
+    evaluates,
+    fedprox_mu,
+    has_terms,
+)
 from cfl_flare.flare.compat import apps_of
 from cfl_flare.flare.controller import ClusteredController
 from cfl_flare.flare.egress import check_readable
@@ -73,13 +78,19 @@ def _of_all_tasks(add: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(add)
     def added(
-        self: ClusteredRecipe, filter: Filter, tasks: list[str] | None = None, *clients: Any, **named_clients: Any
+        self: ClusteredRecipe,
+        filter: Filter,
+        tasks: list[str] | None = None,
+        *clients: Any,
+        **named_clients: Any,
     ) -> None:
         every = {*self._sites.tasks}
         covered = every if tasks is None or "*" in tasks else {*tasks}
         if self._sites.scripted and covered & every:
             covered |= every
-        for task in sorted(covered):  # one by one: FLARE refuses sets of tasks that overlap
+        for task in sorted(
+            covered
+        ):  # one by one: FLARE refuses sets of tasks that overlap
             add(self, filter, [task], *clients, **named_clients)
 
     return added
@@ -116,14 +127,33 @@ class ClusteredRecipe(Recipe):
         **settings: Any,
     ):
         for name in settings:
-            require(name not in NOT_HERE, f"recipe: {name} is not there: {NOT_HERE.get(name)}; leave it out")
-        plan = RunPlan.of(method=method, model=model, data=data, training=training, **settings)
+            require(
+                name not in NOT_HERE,
+                f"recipe: {name} is not there: {NOT_HERE.get(name)}; leave it out",
+            )
+        plan = RunPlan.of(
+            method=method, model=model, data=data, training=training, **settings
+        )
         if plan.script.train_script is not None:
             of_training: dict[str, Any] = {"data": data, "training": training}
-            of_training |= {"participants": plan.data.participants, "partition": plan.data.partition}
-            of_training |= {name: getattr(plan.site, name) for name in changed(plan.site)}
-            measures_all, evaluate = plan.server.cross_site_evaluation, plan.script.evaluate
-            check_script(plan.script.train_script, plan.method, of_training, measures_all, evaluate)
+            of_training |= {
+                "participants": plan.data.participants,
+                "partition": plan.data.partition,
+            }
+            of_training |= {
+                name: getattr(plan.site, name) for name in changed(plan.site)
+            }
+            measures_all, evaluate = (
+                plan.server.cross_site_evaluation,
+                plan.script.evaluate,
+            )
+            check_script(
+                plan.script.train_script,
+                plan.method,
+                of_training,
+                measures_all,
+                evaluate,
+            )
         check_plans([plan])
         self._assemble(plan)
 
@@ -137,15 +167,21 @@ class ClusteredRecipe(Recipe):
     def _assemble(self, plan: RunPlan) -> None:
         """Makes the job; what runs at the sites is added by `_prepare_client_apps`."""
         self.plan = plan
-        self._carried = tempfile.TemporaryDirectory(prefix="cfl-job-")  # it is kept until the job is made
+        self._carried = tempfile.TemporaryDirectory(
+            prefix="cfl-job-"
+        )  # it is kept until the job is made
         self._has_packages = False
         self._assign: dict[str, Any] | None = None
-        job = BaseFedJob(name=plan.job.name, min_clients=plan.job.min_clients, key_metric="")
+        job = BaseFedJob(
+            name=plan.job.name, min_clients=plan.job.min_clients, key_metric=""
+        )
         job.set_app_packages(["cfl_flare"])
         shared = {
             **self._of_runs(),
             "model": marked(plan.model),
-            "source": marked(plan.source),  # one dictionary, which `process_env` may change
+            "source": marked(
+                plan.source
+            ),  # one dictionary, which `process_env` may change
             "data": marked(asdict(plan.data)),
             "training": marked(asdict(plan.training or TrainSettings())),
             "made_by": marked(SOFTWARE),
@@ -155,24 +191,35 @@ class ClusteredRecipe(Recipe):
         self._sites = ClientApps(plan, shared, self._executor)
         self._controller = self._add_server(job, shared)
         # Polling is most of a small round's fixed cost; FLARE's own 2 s would be most of the round.
-        job.to_server({"server": {"task_request_interval": plan.job.task_request_interval}})
+        job.to_server(
+            {"server": {"task_request_interval": plan.job.task_request_interval}}
+        )
         super().__init__(job)
         if plan.job.site_names:
             self.set_per_site_config({name: {} for name in plan.job.site_names})
 
     def _of_runs(self) -> dict[str, Any]:
         """The executor's arguments that say which runs the job has."""
-        return {"method": marked(describe_method(self.plan.method)), "private": self.plan.job.private}
+        return {
+            "method": marked(describe_method(self.plan.method)),
+            "private": self.plan.job.private,
+        }
 
     def _dealt_out(self, shared: Mapping[str, Any]) -> dict[str, Any]:
         """What the server knows of the data: how they are dealt out, and nothing of what real sites read."""
-        source = {} if self.plan.data.participants is None else {"source": shared["source"]}
+        source = (
+            {} if self.plan.data.participants is None else {"source": shared["source"]}
+        )
         return {**source, "data": shared["data"]}
 
     def _describe_data(self, shared: Mapping[str, Any]) -> dict[str, Any]:
         """What the server knows of the data: how it is dealt out, and the classes that real sites name."""
         plan, dealt_out = self.plan, self._dealt_out(shared)
-        facts = {**dealt_out, "training": shared["training"], **pixel_facts(plan.reader)}
+        facts = {
+            **dealt_out,
+            "training": shared["training"],
+            **pixel_facts(plan.reader),
+        }
         if plan.reader is not None and "source" not in dealt_out:
             if plan.reader.positive is not None:
                 facts["positive"] = plan.reader.positive
@@ -180,7 +227,9 @@ class ClusteredRecipe(Recipe):
                 facts["classes"] = list(plan.reader.stated_classes)
         return {**facts, **plan.facts, **MARK}
 
-    def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> PerSiteController:
+    def _add_server(
+        self, job: BaseFedJob, shared: Mapping[str, Any]
+    ) -> PerSiteController:
         """Adds what runs at the server; returns its controller."""
         plan, dealt_out = self.plan, self._dealt_out(shared)
         aggregator = ClusteringAggregator(
@@ -188,10 +237,14 @@ class ClusteredRecipe(Recipe):
             shared["model"],
             None if plan.method.traits.indicator is None else {**dealt_out, **MARK},
             environment.place_model(plan, job, Path(self._carried.name)),
-            None if self._sites.scripted else shared["private"],  # a script's are filtered at the site
+            None
+            if self._sites.scripted
+            else shared["private"],  # a script's are filtered at the site
         )
         job.to_server(aggregator, id="aggregator")
-        persistor = ClusterModelPersistor(run_name=plan.job.name, resume_from=plan.job.resume_from)
+        persistor = ClusterModelPersistor(
+            run_name=plan.job.name, resume_from=plan.job.resume_from
+        )
         job.to_server(persistor, id="persistor")
         script = plan.script.train_script
         if script is None:
@@ -211,7 +264,10 @@ class ClusteredRecipe(Recipe):
 
     def _assigned_by(self, script: str) -> AssignSettings:
         """How participants with a script choose a model, and what else the server must know of the script."""
-        mu, tensors = fedprox_mu(script, self.plan.method), self.plan.script.server_expected_format == "pytorch"
+        mu, tensors = (
+            fedprox_mu(script, self.plan.method),
+            self.plan.script.server_expected_format == "pytorch",
+        )
         return replace(
             self.plan.assign,
             penalties=has_terms(self.plan.method) and mu is None,
@@ -223,9 +279,14 @@ class ClusteredRecipe(Recipe):
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:
         self._sites.set_per_site(config)
         if self._assign is not None:  # the same dictionary as the server's
-            scripts = {str(site.get("train_script", self.plan.script.train_script)) for site in config.values()}
+            scripts = {
+                str(site.get("train_script", self.plan.script.train_script))
+                for site in config.values()
+            }
             self._assign["evaluates"] = all(map(self._evaluates, config.values()))
-            self._facts["train_script"] = ", ".join(sorted({Path(name).name for name in scripts}))
+            self._facts["train_script"] = ", ".join(
+                sorted({Path(name).name for name in scripts})
+            )
 
     def _evaluates(self, site_settings: Mapping[str, Any]) -> bool:
         """Whether a site with these settings can measure a model without training it."""
@@ -237,10 +298,18 @@ class ClusteredRecipe(Recipe):
         if self.plan.job.byoc or self._sites.scripted:
             self._add_packages(["cfl_flare"] * self.plan.job.byoc)
 
-    def export(self, job_dir: str, *params: Any, env: ExecEnv | None = None, **named_params: Any) -> None:
+    def export(
+        self,
+        job_dir: str,
+        *params: Any,
+        env: ExecEnv | None = None,
+        **named_params: Any,
+    ) -> None:
         """Writes the job, as FLARE's; warns where fewer sites may come than a model needs."""
         if not isinstance(env, SimEnv):
-            environment.warn_of_few_sites(self.plan, len(self._sites.named) or self.plan.job.min_clients)
+            environment.warn_of_few_sites(
+                self.plan, len(self._sites.named) or self.plan.job.min_clients
+            )
         super().export(job_dir, *params, env=env, **named_params)
 
     def run(self, env: ExecEnv, *params: Any, **named_params: Any) -> Any:
@@ -274,7 +343,12 @@ class ClusteredRecipe(Recipe):
             EncryptionError: one of the job's filters encrypts models.
         """
         apps = apps_of(self._job)
-        check_readable(f for app in apps.values() for _, filters in app.task_result_filters for f in filters)
+        check_readable(
+            f
+            for app in apps.values()
+            for _, filters in app.task_result_filters
+            for f in filters
+        )
         if (reason := self._too_large()) is not None:
             logger.warning(reason)
         components = apps[SERVER_SITE_NAME].components
@@ -286,8 +360,14 @@ class ClusteredRecipe(Recipe):
     def _too_large(self) -> str | None:
         """See `environment.too_large`. Where all sites have the same app, it is the server's, too."""
         apps = apps_of(self._job)
-        sent = [app for target, app in apps.items() if ALL_SITES in apps or target != SERVER_SITE_NAME]
-        return environment.too_large(path for app in sent for path, *_ in app.file_sources)
+        sent = [
+            app
+            for target, app in apps.items()
+            if ALL_SITES in apps or target != SERVER_SITE_NAME
+        ]
+        return environment.too_large(
+            path for app in sent for path, *_ in app.file_sources
+        )
 
     add_client_input_filter = _of_all_tasks(Recipe.add_client_input_filter)
     add_client_output_filter = _of_all_tasks(Recipe.add_client_output_filter)
@@ -304,7 +384,11 @@ class ClusteredRecipe(Recipe):
         methods = [describe_method(method)["method"] for method in self._methods]
         sources = [source["class_path"] for source in self._sites.sources]
         task = as_spec((self.plan.training or TrainSettings()).task, "task")["task"]
-        return [*class_paths(self.plan.model), *sources, *(name for name in (*methods, task) if "." in name)]
+        return [
+            *class_paths(self.plan.model),
+            *sources,
+            *(name for name in (*methods, task) if "." in name),
+        ]
 
     def process_env(self, env: ExecEnv) -> None:
         """Makes sure that the environment may run cfl_flare's components.
@@ -320,7 +404,10 @@ class ClusteredRecipe(Recipe):
             from_here(source["args"])
         if isinstance(env, SimEnv) and not self.plan.job.byoc:
             classes = [*CLASSES, *self.class_paths]
-            allow(Path(env.workspace_root) / self._job.name / "local" / "resources.json", classes)
+            allow(
+                Path(env.workspace_root) / self._job.name / "local" / "resources.json",
+                classes,
+            )
         elif isinstance(env, PocEnv):
             self._add_packages(["cfl_flare"])
             reason = self._too_large()
@@ -335,13 +422,21 @@ class ClusteredRecipe(Recipe):
         if not self._has_packages:
             self._has_packages = True
             named = [path.partition(".")[0] for path in self.class_paths]
-            carried = dict.fromkeys([*packages, *(name for name in named if name not in environment.INSTALLED)])
-            environment.stage(self._job, carried, self._sites.workers, Path(self._carried.name))
+            carried = dict.fromkeys(
+                [
+                    *packages,
+                    *(name for name in named if name not in environment.INSTALLED),
+                ]
+            )
+            environment.stage(
+                self._job, carried, self._sites.workers, Path(self._carried.name)
+            )
 
 
 # For help(), as the signature: each setting with its line.
 ClusteredRecipe.__doc__ = (ClusteredRecipe.__doc__ or "").rstrip() + "".join(
-    f"\n        {known.name}: {known.help}." for known in settings_of(*CONCERNS.values()).values()
+    f"\n        {known.name}: {known.help}."
+    for known in settings_of(*CONCERNS.values()).values()
 )
 
 

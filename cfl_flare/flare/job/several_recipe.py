@@ -34,11 +34,22 @@ from cfl_flare.training.settings import TrainSettings
 
 NAME = "several"
 OF_SCRIPTS = ("script", "assign")
-OF_STUDY = (StudySettings, *(kind for place, kind in CONCERNS.items() if place not in OF_SCRIPTS))
+OF_STUDY = (
+    StudySettings,
+    *(kind for place, kind in CONCERNS.items() if place not in OF_SCRIPTS),
+)
 # Settings of one run that candidates do not share, or that would give away what a study keeps back.
 NOT_IN_STUDY = (
     *("private", "initial_ckpt", "exclude_vars", "site_sums"),
-    *("stop_cond", "patience", "cross_site_evaluation", "keep_features", "unseen", "train_groups", "measured_on"),
+    *(
+        "stop_cond",
+        "patience",
+        "cross_site_evaluation",
+        "keep_features",
+        "unseen",
+        "train_groups",
+        "measured_on",
+    ),
     *settings_of(*(CONCERNS[place] for place in OF_SCRIPTS)),
 )
 
@@ -52,7 +63,9 @@ class _RunsRecipe(ClusteredRecipe):
         """The arguments that only this kind of controller has."""
         raise NotImplementedError
 
-    def _add_server(self, job: BaseFedJob, shared: Mapping[str, Any]) -> SeveralController:
+    def _add_server(
+        self, job: BaseFedJob, shared: Mapping[str, Any]
+    ) -> SeveralController:
         controller = self._controller_class(
             model=shared["model"],
             run_name=shared["run_name"],
@@ -83,13 +96,20 @@ class SeveralRecipe(_RunsRecipe):
 
     def _of_runs(self) -> dict[str, Any]:
         runs = [
-            {"name": name, "method": describe_method(plan.method), "private": plan.job.private}
+            {
+                "name": name,
+                "method": describe_method(plan.method),
+                "private": plan.job.private,
+            }
             for name, plan in self.plans.items()
         ]
         return {"runs": marked(runs)}
 
     def _of_server(self, job: BaseFedJob) -> dict[str, Any]:
-        return {**self._of_runs(), "initial_ckpt": place_model(self.plan, job, Path(self._carried.name))}
+        return {
+            **self._of_runs(),
+            "initial_ckpt": place_model(self.plan, job, Path(self._carried.name)),
+        }
 
     @property
     def _methods(self) -> list[Method]:
@@ -97,7 +117,10 @@ class SeveralRecipe(_RunsRecipe):
 
     @property
     def class_paths(self) -> list[str]:
-        ours = [f"{cls.__module__}.{cls.__qualname__}" for cls in (SeveralController, SeveralExecutor)]
+        ours = [
+            f"{cls.__module__}.{cls.__qualname__}"
+            for cls in (SeveralController, SeveralExecutor)
+        ]
         return [*super().class_paths, *ours]
 
 
@@ -130,16 +153,32 @@ class StudyRecipe(_RunsRecipe):
         **settings: Any,
     ):
         unused = [name for name in NOT_IN_STUDY if name in settings]
-        require(not unused, f"study: {', '.join(unused)} cannot be set for the candidates of a study; leave it out")
-        self.more = [m if isinstance(m, Method) else build_method(as_spec(m, "method")) for m in more]
+        require(
+            not unused,
+            f"study: {', '.join(unused)} cannot be set for the candidates of a study; leave it out",
+        )
+        self.more = [
+            m if isinstance(m, Method) else build_method(as_spec(m, "method"))
+            for m in more
+        ]
         self.study = pick(StudySettings, settings, "study")
-        of_runs = {name: value for name, value in settings.items() if name not in settings_of(StudySettings)}
+        of_runs = {
+            name: value
+            for name, value in settings.items()
+            if name not in settings_of(StudySettings)
+        }
         if of_runs.get("participants") is not None:
             of_runs.setdefault("indicator_samples", samples_to_set_aside(self.more))
         of_runs.setdefault("name", "study")
-        plan = study_plan(RunPlan.of(method="fedavg", model=model, data=data, training=training, **of_runs))
+        plan = study_plan(
+            RunPlan.of(
+                method="fedavg", model=model, data=data, training=training, **of_runs
+            )
+        )
         module = plan.make_model()
-        every_candidate(module, plan.server.num_rounds, self.more)  # the server may name any of them
+        every_candidate(
+            module, plan.server.num_rounds, self.more
+        )  # the server may name any of them
         task = (plan.training or TrainSettings()).built_task()
         check_candidates(plan, first_candidates(module, self.more, task))
         self._assemble(plan)
@@ -149,7 +188,10 @@ class StudyRecipe(_RunsRecipe):
         return {"more": more, "num_rounds": self.plan.server.num_rounds}
 
     def _of_server(self, job: BaseFedJob) -> dict[str, Any]:
-        of_study = {"study": marked(asdict(self.study)), "resume_from": self.plan.job.resume_from}
+        of_study = {
+            "study": marked(asdict(self.study)),
+            "resume_from": self.plan.job.resume_from,
+        }
         return {"more": self._of_runs()["more"], **of_study}
 
     @property

@@ -78,7 +78,9 @@ class StudyController(SeveralController):
         measured = [*self._task.ranges(self._training.measures)]
         self.metric = leading(self._schedule.early_stopping.named, measured)
         policy = component_policy(self.fl_ctx)
-        self._study_settings = from_dict(StudySettings, unmarked(self.study or {}), "study")
+        self._study_settings = from_dict(
+            StudySettings, unmarked(self.study or {}), "study"
+        )
         methods = [build_method(method, policy) for method in unmarked(self.more or [])]
         every_candidate(self._module, self.rounds, methods)  # its names are folders
         self._candidates = first_candidates(self._module, methods, self._task)
@@ -87,10 +89,16 @@ class StudyController(SeveralController):
             "model": self.model,
             "run": asdict(self._schedule),
             "candidates": [candidate.described() for candidate in self._candidates],
-            "study": {key: value for key, value in asdict(self._study_settings).items() if key != "minutes"},
+            "study": {
+                key: value
+                for key, value in asdict(self._study_settings).items()
+                if key != "minutes"
+            },
         }
         self._study_facts = as_json(facts)
-        self._folder = StudyFolder.open(self.run_name, self.resume_from, self._study_facts, self.fl_ctx)
+        self._folder = StudyFolder.open(
+            self.run_name, self.resume_from, self._study_facts, self.fl_ctx
+        )
 
     def _run_all(self) -> None:
         """Runs the study, or what is left of it."""
@@ -103,9 +111,16 @@ class StudyController(SeveralController):
                 study.write(self._folder.path, self._study_facts)
                 self._folder.publish(self.results)
 
-            of_study = (self, self._candidates, self._study_settings, Journal.of(earlier))
+            of_study = (
+                self,
+                self._candidates,
+                self._study_settings,
+                Journal.of(earlier),
+            )
             study = Study(*of_study, store, self.info, seed=self._schedule.seed)
-            for candidate in self._candidates:  # the servers check them against the participants, before any trains
+            for candidate in (
+                self._candidates
+            ):  # the servers check them against the participants, before any trains
                 self._start(candidate, TEST)
             store(study.journal)  # so that it can be resumed from the first round on
             verdict = study.run()
@@ -118,7 +133,9 @@ class StudyController(SeveralController):
 
     def _earlier_checkpoint(self) -> Checkpoint | None:
         """A checkpoint of the study that is resumed: all candidates have the same classes."""
-        stores = (self._folder.checkpoints(candidate.name) for candidate in self._candidates)
+        stores = (
+            self._folder.checkpoints(candidate.name) for candidate in self._candidates
+        )
         store = next((store for store in stores if store.versions()), None)
         return None if store is None else Checkpoint.read(store, self._layout)[0]
 
@@ -147,7 +164,11 @@ class StudyController(SeveralController):
                 raise AbortedError("the job was aborted")
         except ConfigError as error:  # what the user asked for was checked before; this one was found by the study
             raise RunFailedError(str(error)) from error
-        self._measured = (candidate.name, rounds, self._results_of(server, candidate, rounds))
+        self._measured = (
+            candidate.name,
+            rounds,
+            self._results_of(server, candidate, rounds),
+        )
 
     def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
         """What every participant that answers measures of a candidate.
@@ -164,19 +185,34 @@ class StudyController(SeveralController):
             if self._measured[:2] != (candidate.name, rounds):
                 self.train(candidate, rounds)
             results = self._measured[2]
-        key, measured, weights = f"served_{self.metric.name}", dict[str, AtHospital](), self._weights()
-        for name in (p.name for p in self.everyone if p.name in results):  # however they arrived
+        key, measured, weights = (
+            f"served_{self.metric.name}",
+            dict[str, AtHospital](),
+            self._weights(),
+        )
+        for name in (
+            p.name for p in self.everyone if p.name in results
+        ):  # however they arrived
             result, drawn = results[name], results[name].answers.get(Bootstrap.key)
             if key not in result.metrics or drawn is None or key not in drawn.values:
                 continue
             draws = drawn.draw, len(drawn.values[key])
             if self._draws.setdefault((name, split), draws) != draws:
-                self.warning(f"{candidate.name}: {name} is left out: it measured other draws than before")
+                self.warning(
+                    f"{candidate.name}: {name} is left out: it measured other draws than before"
+                )
                 continue
-            values, tested = np.array(drawn.values[key], np.float64), self.counts[name][split]
-            measured[name] = AtHospital(weights[name], tested, drawn.draw, result.metrics[key], values)
+            values, tested = (
+                np.array(drawn.values[key], np.float64),
+                self.counts[name][split],
+            )
+            measured[name] = AtHospital(
+                weights[name], tested, drawn.draw, result.metrics[key], values
+            )
         if not measured:
-            raise RunFailedError(f"study: no participant measured {self.metric.name} on {split} samples")
+            raise RunFailedError(
+                f"study: no participant measured {self.metric.name} on {split} samples"
+            )
         return measured
 
     def _tested(self, candidate: Candidate, rounds: int) -> dict[str, Result]:
@@ -188,20 +224,29 @@ class StudyController(SeveralController):
         return self._results_of(server, candidate, rounds)
 
     @staticmethod
-    def _results_of(server: Server, candidate: Candidate, rounds: int) -> dict[str, Result]:
+    def _results_of(
+        server: Server, candidate: Candidate, rounds: int
+    ) -> dict[str, Result]:
         if server.state.round != rounds:
-            raise RunFailedError(f"study: {candidate.name} has {server.state.round} rounds, not {rounds}")
+            raise RunFailedError(
+                f"study: {candidate.name} has {server.state.round} rounds, not {rounds}"
+            )
         return dict(server.round.results)
 
     def _weights(self) -> dict[str, float]:
         """Each participant's training samples; of a site's, no more than its share counts."""
-        samples, sites = {p.name: p.samples for p in self.everyone}, {p.name: p.site for p in self.everyone}
+        samples, sites = (
+            {p.name: p.samples for p in self.everyone},
+            {p.name: p.site for p in self.everyone},
+        )
         return bounded_weights(samples, sites, self._schedule.max_weight_share)
 
     def _start(self, candidate: Candidate, split: str) -> tuple[Server, Checkpoints]:
         """A candidate from its last checkpoint; what is measured on test samples is in no run's results."""
         store = self._folder.checkpoints(candidate.name)
-        checkpoint = Checkpoint.read(store, self._layout)[0] if store.versions() else None
+        checkpoint = (
+            Checkpoint.read(store, self._layout)[0] if store.versions() else None
+        )
         start = Start(
             [replace(p, tested=self.counts[p.name][split] > 0) for p in self.everyone],
             Checkpoints(store),
@@ -212,7 +257,9 @@ class StudyController(SeveralController):
             announces=False,
             drawn=(self.metric.name, *self._training.measures),
         )
-        return self._open(candidate, {CANDIDATE: candidate.name, SPLIT: split}, start), start.checkpoints
+        return self._open(
+            candidate, {CANDIDATE: candidate.name, SPLIT: split}, start
+        ), start.checkpoints
 
     def _schedule_of(self, candidate: Candidate) -> ServerSettings:
         """The schedule of one candidate. At real sites each starts from models of its own.
@@ -221,21 +268,34 @@ class StudyController(SeveralController):
         batches and draws of the test splits are the sites', and stay the same for all.
         """
         seed, real = self._schedule.seed, not simulated(self.fl_ctx)
-        return replace(self._schedule, seed=derive(seed, candidate.name)) if real else self._schedule
+        return (
+            replace(self._schedule, seed=derive(seed, candidate.name))
+            if real
+            else self._schedule
+        )
 
     # ---- What differs from a job of several runs ----
 
-    def _hosted_by(self, result: FLModel, site: str, expected: Collection[str], most: int) -> list[Participant]:
+    def _hosted_by(
+        self, result: FLModel, site: str, expected: Collection[str], most: int
+    ) -> list[Participant]:
         counts = take_counts(result, expected)
         hosted = super()._hosted_by(result, site, expected, most)
         self.counts |= counts
         return hosted
 
     def _of_runs(self) -> dict[str, Any]:
-        return {"model": self.model, "more": self.more, "num_rounds": self.rounds, "run_name": self.run_name}
+        return {
+            "model": self.model,
+            "more": self.more,
+            "num_rounds": self.rounds,
+            "run_name": self.run_name,
+        }
 
 
-def take_counts(message: FLModel, expected: Collection[str]) -> dict[str, dict[str, int]]:
+def take_counts(
+    message: FLModel, expected: Collection[str]
+) -> dict[str, dict[str, int]]:
     """Takes the numbers of validation and test samples of the ``expected`` participants out of a site's check-in.
 
     Raises:
@@ -249,7 +309,9 @@ def take_counts(message: FLModel, expected: Collection[str]) -> dict[str, dict[s
     require(isinstance(said, dict) and said.keys() == {*expected}, wanted, malformed)
     for name, counts in said.items():
         wanted = f"{name}: {shown(counts)} should be its numbers of {' and '.join(SPLITS)} samples"
-        require(isinstance(counts, dict) and counts.keys() == {*SPLITS}, wanted, malformed)
+        require(
+            isinstance(counts, dict) and counts.keys() == {*SPLITS}, wanted, malformed
+        )
         for split, count in counts.items():
             wanted = f"{name}: {split} = {shown(count)} should be a whole number in 0..{MAX_SAMPLES}"
             require(is_count(count, 0, MAX_SAMPLES), wanted, malformed)

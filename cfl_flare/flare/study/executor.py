@@ -38,10 +38,23 @@ class StudyExecutor(SeveralExecutor):
     """
 
     _recorded_as = "study"
-    shared: ClassVar[tuple[str, ...]] = ("more", "model", "data", "training", "seed", "run_name", "num_rounds")
+    shared: ClassVar[tuple[str, ...]] = (
+        "more",
+        "model",
+        "data",
+        "training",
+        "seed",
+        "run_name",
+        "num_rounds",
+    )
 
     @extends(SeveralExecutor.__init__, "runs")
-    def __init__(self, num_rounds: int, more: list[dict[str, Any]] | None = None, **arguments: Any):
+    def __init__(
+        self,
+        num_rounds: int,
+        more: list[dict[str, Any]] | None = None,
+        **arguments: Any,
+    ):
         super().__init__(**arguments)
         self.num_rounds, self.more = num_rounds, more
 
@@ -50,11 +63,21 @@ class StudyExecutor(SeveralExecutor):
         return None
 
     def _stage_of(self, content: Mapping[str, Any]) -> dict[str, str]:
-        return {**super()._stage_of(content), "split": plain(str(content.get(SPLIT, "")))}
+        return {
+            **super()._stage_of(content),
+            "split": plain(str(content.get(SPLIT, ""))),
+        }
 
-    def _host(self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext) -> None:
+    def _host(
+        self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext
+    ) -> None:
         config = data_config(self.data, fl_ctx, source)
-        where = (ReadOnce(source), fl_ctx.get_identity_name(), content["index"], content["sites"])
+        where = (
+            ReadOnce(source),
+            fl_ctx.get_identity_name(),
+            content["index"],
+            content["sites"],
+        )
         with site.preparing():
             site.add(replace(config, measured_on=VALIDATION).host(*where))
             self._tests = site.tested_on(replace(config, measured_on=TEST).host(*where))
@@ -63,7 +86,9 @@ class StudyExecutor(SeveralExecutor):
         self._classes = self._names_to_state(site, source, fl_ctx)
         policy = component_policy(fl_ctx)
         methods = [build_method(method, policy) for method in unmarked(self.more or [])]
-        self._known = every_candidate(site.runtime.resident.module, self.num_rounds, methods)
+        self._known = every_candidate(
+            site.runtime.resident.module, self.num_rounds, methods
+        )
 
     def _said(self, site: Site) -> dict[str, Any]:
         counts = {
@@ -72,18 +97,29 @@ class StudyExecutor(SeveralExecutor):
         }
         return {**super()._said(site), COUNTS: counts}
 
-    def _run_of(self, content: dict[str, Any], site: Site, fl_ctx: FLContext) -> tuple[SiteRun, dict[str, str]]:
+    def _run_of(
+        self, content: dict[str, Any], site: Site, fl_ctx: FLContext
+    ) -> tuple[SiteRun, dict[str, str]]:
         run, tag = super()._run_of(content, site, fl_ctx)
         split = content.get(SPLIT)
         if split not in SPLITS:
-            raise PayloadError("split", f"split = {shown(split)} should be one of {', '.join(SPLITS)}")
+            raise PayloadError(
+                "split", f"split = {shown(split)} should be one of {', '.join(SPLITS)}"
+            )
         return run, {**tag, SPLIT: str(split)}
 
-    def _results(self, run: SiteRun, task: RoundTask, tag: dict[str, str], fl_ctx: FLContext) -> list[Result]:
+    def _results(
+        self, run: SiteRun, task: RoundTask, tag: dict[str, str], fl_ctx: FLContext
+    ) -> list[Result]:
         """What participants make of their tasks; a candidate's final models are measured, and nothing remembers it."""
         tests = tag[SPLIT] == TEST
-        if tests and (not task.last or any(order.train for order in task.tasks.values())):
-            raise PayloadError("split", f"{run.part}: a round that trains is measured on {VALIDATION} samples alone")
+        if tests and (
+            not task.last or any(order.train for order in task.tasks.values())
+        ):
+            raise PayloadError(
+                "split",
+                f"{run.part}: a round that trains is measured on {VALIDATION} samples alone",
+            )
         if not task.last:
             return run.carry_out(task, fl_ctx)
         assert self._site is not None

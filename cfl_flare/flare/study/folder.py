@@ -35,7 +35,13 @@ class StudyFolder:
     durable: bool = False
 
     @classmethod
-    def open(cls, run_name: str, resume_from: str | None, facts: Mapping[str, Any], fl_ctx: FLContext) -> StudyFolder:
+    def open(
+        cls,
+        run_name: str,
+        resume_from: str | None,
+        facts: Mapping[str, Any],
+        fl_ctx: FLContext,
+    ) -> StudyFolder:
         """Locks the study's folder for this job. A new study moves an earlier one of its name aside.
 
         Raises:
@@ -79,7 +85,9 @@ def _copy(source: Path, target: Path, *without: str) -> None:
             if entry.name in without:
                 continue
             if entry.is_dir():
-                shutil.rmtree(target / entry.name, ignore_errors=True)  # an earlier rung's
+                shutil.rmtree(
+                    target / entry.name, ignore_errors=True
+                )  # an earlier rung's
                 copy_folder(entry, target / entry.name)
             else:
                 copy_file(entry, target / entry.name)
