@@ -45,7 +45,7 @@ COMMANDS = {
     ),
     "card": ("card", "write a model card for each model of a run"),
     "site": ("site", "for the operator of a site: prepare its kit, check its data"),
-    "columns": ("site", "put together what all sites' tables have, for a job"),
+    "columns": ("site_columns", "put together what all sites' tables have, for a job"),
     "predict": ("predict", "predict with a run's model, at a site or at the server"),
     "drift": (
         "drift",

@@ -1,12 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The commands for operators of sites: ``cfl-flare site``, and ``cfl-flare columns`` of all sites' tables."""
+"""The commands for operators of sites: ``cfl-flare site``."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,34 +19,29 @@ from rich.table import Table
 from torch.nn import Module
 
 from cfl_flare.cli import site_check as check
+from cfl_flare.cli.site_columns import add_site_columns, site_columns
 from cfl_flare.cli.drift import site_data
-from cfl_flare.cli.options import Parser, add_settings, given, say
+from cfl_flare.cli.options import Parser, add_settings, given
 from cfl_flare.cli.predict import find_model
-from cfl_flare.cli.specs import new_file, own_source
+from cfl_flare.cli.site_ledger import show_ledger
+from cfl_flare.cli.specs import own_source
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import build, from_dict, require
-from cfl_flare.core.errors import ConfigError, UnfitError
-from cfl_flare.core.files import atomic_write
+from cfl_flare.core.errors import UnfitError
 from cfl_flare.core.text import plain
-from cfl_flare.data import DataConfig, SiteData
-from cfl_flare.data.agreement import agreed, describe_near
-from cfl_flare.data.columns import FEWEST_ROWS, Columns
-from cfl_flare.data.table import Table as PatientTable
+from cfl_flare.data import DataConfig
 from cfl_flare.engine.settings import SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.flare import kit as startup
 from cfl_flare.flare.allowed import CLASSES, Policy
-from cfl_flare.flare.policy import STATE_ROOT
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.job_record import JobRecord, describe_rounds
-from cfl_flare.results.ledger import COUNTERS, FOLDER
 from cfl_flare.results.model_file import model_of, read_model
 from cfl_flare.training.ensemble import Ensemble, Served
 from cfl_flare.training.membership import attacks
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.settings import SHADOW_MODELS, TrainSettings
 
-READ_IT = "Read it before you give it to others."
 DATA = "an .npz file in MedMNIST's layout, a folder of images by class, or a source as for 'cfl-flare run'"
 
 
@@ -56,6 +50,7 @@ def add_site_options(command: Parser) -> None:
     _add_kit_commands(what)
     _add_job_commands(what)
     _add_data_commands(what)
+    add_site_columns(what)
 
 
 def _add_kit_commands(what: Any) -> None:
@@ -160,20 +155,6 @@ def _add_data_commands(what: Any) -> None:
         metavar="N",
         help="to compare with (%(default)s)",
     )
-    text = "write what the columns of this site's table are, for all sites to agree on"
-    columns = what.add_parser("columns", help=text)
-    columns.add_argument(
-        "--data", metavar="D", help="a table, or table:path=...; default: $CFL_DATA"
-    )
-    least = "name no category of fewer rows, and no mean of fewer (%(default)s)"
-    columns.add_argument(
-        "--min-rows", type=int, default=FEWEST_ROWS, metavar="N", help=least
-    )
-    scale = (
-        "say the mean and deviation of each number, too; scaling=federation needs them"
-    )
-    columns.add_argument("--scale", action="store_true", help=scale)
-    columns.add_argument("--out", required=True, metavar="JSON", help="where it goes")
 
 
 def site(arguments: argparse.Namespace) -> None:
@@ -182,14 +163,12 @@ def site(arguments: argparse.Namespace) -> None:
         "unprepare": unprepare,
         "clean": clean,
         "check": check_site,
-    }
-    commands |= {
         "columns": site_columns,
         "runs": show_runs,
         "allow": allow_job,
         "ledger": show_ledger,
+        "audit": audit_model,
     }
-    commands |= {"audit": audit_model}
     commands[arguments.what](arguments)
 
 
@@ -278,19 +257,9 @@ def _records(arguments: argparse.Namespace) -> list[JobRecord]:
     records = JobRecord.all_below(root)
     require(
         bool(records),
-        f"site: no job has left a record below {root}; {_way_to_state(arguments.kit)}",
+        f"site: no job has left a record below {root}; {check.describe_way_to_state(arguments.kit)}",
     )
     return records
-
-
-def _way_to_state(kit: str | None) -> str:
-    """What to do if there is nothing below the state root."""
-    if os.environ.get(STATE_ROOT):
-        return (
-            f"set {STATE_ROOT} to the folder that the site's process was started with"
-        )
-    way_out = f"if the site's process was started with {STATE_ROOT}, set it to the same folder here"
-    return way_out if kit else f"name the site's kit by --kit, or {way_out}"
 
 
 def show_runs(arguments: argparse.Namespace) -> None:
@@ -337,70 +306,6 @@ def allow_job(arguments: argparse.Namespace) -> None:
     print(
         f"{arguments.job}: allowed: its sites may train together; its author submits it again, with another seed"
     )
-
-
-def show_ledger(arguments: argparse.Namespace) -> None:
-    """``cfl-flare site ledger``: what has been spent of each data set; or the operator trusts it as it is."""
-    kit = check.kit_of(arguments.kit)
-    if kit is None:
-        raise ConfigError(
-            "site: the ledger's counters are in the site's startup kit; name it by --kit"
-        )
-    root = check.default_state_root(kit)
-    whole = check.ledger_of(kit, root)
-    if not whole.is_begun:
-        return _show_no_ledger(arguments, kit, root)
-    if arguments.accept is not None:
-        whole.accept(plain(arguments.accept))
-    for ledger in whole.by_data_set():
-        spent = ledger.summary()
-        print(json.dumps(spent)) if arguments.json else _show_spent(spent)
-
-
-def _show_no_ledger(arguments: argparse.Namespace, kit: Path, root: Path) -> None:
-    """Says that nothing was spent; a ConfigError if the operator accepts what is not there."""
-    nothing = f"no job with dp has spent anything here, by {root / FOLDER} and {kit / COUNTERS}"
-    way_out = f"leave --accept out, or {_way_to_state(arguments.kit)}"
-    require(arguments.accept is None, f"site: {nothing}; {way_out}")
-    if not arguments.json:
-        say(Console(), nothing, _way_to_state(arguments.kit))
-
-
-def _show_spent(spent: dict[str, Any]) -> None:
-    budget, left = spent["budget"], spent["left"]
-    of_budget = (
-        "no budget is set"
-        if budget is None
-        else f"of {budget:g}; {left:.3g} are left for a job"
-    )
-    where = spent["data"] or "all data"
-    by = spent["patients"][0] if len(spent["patients"]) == 1 else ""
-    unit = f"of each patient, by {by!r}" if by else "of each sample"
-    table = Table(
-        "job", "run", "epsilon", "participants", box=None, padding=(0, 1, 0, 0)
-    )
-    for job, cost in spent["jobs"].items():
-        cells = (
-            job,
-            cost["run"],
-            f"{cost['epsilon']:.3g}",
-            ", ".join(cost["participants"]),
-        )
-        table.add_row(*(escape(plain(cell)) for cell in cells))
-    accepted = [
-        f"accepted {line['time']}: {line['reason']}" for line in spent["accepted"]
-    ]
-    if spent["refusals"]:
-        accepted.append(
-            f"refusals by data: {spent['refusals']} of at most {spent['max_refusals']}"
-        )
-    console = Console()
-    say(
-        console,
-        f"{where}: epsilon {spent['epsilon']:.3g} {unit}, at delta {spent['delta']:g}, {of_budget}",
-        *accepted,
-    )
-    console.print(table)
 
 
 def check_site(arguments: argparse.Namespace) -> None:
@@ -501,72 +406,3 @@ def audit_model(arguments: argparse.Namespace) -> None:
     print(
         f"{path}: at most 1 % of the test samples are taken for training samples; nothing has left this site"
     )
-
-
-def site_columns(arguments: argparse.Namespace) -> None:
-    """``cfl-flare site columns``: what this site's table has, without a row of it."""
-    source = own_source(arguments.data)
-    source = source.inner if isinstance(source, SiteData) else source
-    if not isinstance(source, PatientTable):
-        way_out = "name a table's file, such as ward.csv, or table:path=..."
-        raise ConfigError(f"--data = {arguments.data!r} is no table; {way_out}")
-    out = new_file("--out", arguments.out, ".json")
-    write(source.own_columns(arguments.min_rows, arguments.scale), out)
-    say(
-        Console(),
-        *source.described(),
-        f"{out}: {_describe_content(source, arguments)}",
-        READ_IT,
-    )
-
-
-def _describe_content(source: PatientTable, arguments: argparse.Namespace) -> str:
-    """What is in a site's file of columns, and where it is from."""
-    agreed_on = source.agreed_columns
-    enough = f"that {arguments.min_rows} rows or more have"
-    content = f"the columns, and categories and classes {enough}"
-    if agreed_on is not None:
-        content = "the columns and their categories, as the study's file names them"
-        if not agreed_on.classes:
-            content += f", and classes {enough}"
-    if arguments.scale:
-        content += ", and of each number how many training rows have one, their mean and deviation"
-    return f"{content}."
-
-
-def add_columns_options(command: Parser) -> None:
-    command.add_argument(
-        "files",
-        nargs="+",
-        metavar="JSON",
-        help="what 'cfl-flare site columns' wrote at each site",
-    )
-    command.add_argument(
-        "--out",
-        required=True,
-        metavar="JSON",
-        help="where it goes: --data site:columns=JSON",
-    )
-
-
-def columns(arguments: argparse.Namespace) -> None:
-    out = new_file("--out", arguments.out, ".json")
-    sites = {path: Columns.read(Path(path)) for path in arguments.files}
-    require(
-        len(sites) == len(arguments.files),
-        "columns: a file is named twice; each site has its own",
-    )
-    agreement = agreed(sites)
-    write(agreement, out)
-    summary = f"{len(agreement.features)} features of {len(sites)} sites: {out}"
-    say(Console(), *agreement.lines, *describe_near(sites), summary)
-
-
-def write(columns: Columns, out: Path) -> None:
-    """Writes columns for a person to read: one line each."""
-    content = columns.to_dict()
-    lines = ",\n".join("  " + json.dumps(column) for column in content.pop("columns"))
-    rest = "".join(
-        f',\n "{name}": {json.dumps(value)}' for name, value in content.items()
-    )
-    atomic_write(out, f'{{"columns": [\n{lines}\n ]{rest}}}\n')

@@ -44,7 +44,7 @@ from cfl_flare.flare.allowed import (
     permitted_roles,
 )
 from cfl_flare.flare.kit import job_store, loses_state, preparation
-from cfl_flare.flare.policy import rules_of
+from cfl_flare.flare.policy import STATE_ROOT, rules_of
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.ledger import COUNTERS, Ledger
 from cfl_flare.results.model_file import layout_of
@@ -436,3 +436,13 @@ def _shape(shape: tuple[int, ...]) -> str:
             f"{shape[0]} channel{'s' if shape[0] > 1 else ''} of {shape[1]}x{shape[2]}"
         )
     return f"{'x'.join(map(str, shape))} numbers"
+
+
+def describe_way_to_state(kit: str | None) -> str:
+    """What to do if there is nothing below the state root."""
+    if os.environ.get(STATE_ROOT):
+        return (
+            f"set {STATE_ROOT} to the folder that the site's process was started with"
+        )
+    way_out = f"if the site's process was started with {STATE_ROOT}, set it to the same folder here"
+    return way_out if kit else f"name the site's kit by --kit, or {way_out}"

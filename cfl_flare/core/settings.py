@@ -307,9 +307,9 @@ def extends(base: Callable[..., None], *without: str) -> Callable[[T], T]:
             if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty
         ]
         optional = [p for p in passed if p not in required]
-        function.__signature__ = signature.replace(
-            parameters=[this, *required, *added, *optional]
-        )  # type: ignore[attr-defined]
+        parameters = [this, *required, *added, *optional]
+        whole = signature.replace(parameters=parameters)
+        function.__signature__ = whole  # type: ignore[attr-defined]
         return function
 
     return decorate

@@ -50,7 +50,8 @@ from cfl_flare.data.pixels import RANGE, RANGE_HELP, scale_to
 from cfl_flare.data.preparation import Scaling
 from cfl_flare.data.samples import DataSource, NamedSource, Samples, Wrapped
 from cfl_flare.data.splits import split_by_class
-from cfl_flare.data.table import Table, columns_of
+from cfl_flare.data.table import Table
+from cfl_flare.data.table_settings import columns_of
 
 __all__ = ["SOURCES", "DataSource", "Digits", "Npz", "Samples", "SiteData"]
 

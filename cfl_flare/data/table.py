@@ -4,44 +4,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import CFLError, ColumnsError, DataError
-from cfl_flare.core.settings import setting
 from cfl_flare.core.text import shown
 from cfl_flare.data import features
-from cfl_flare.data.classes import CLASS_NAMES, CLASSES_HELP, as_names, name_codes
-from cfl_flare.data.columns import Columns, as_texts
+from cfl_flare.data.classes import name_codes
+from cfl_flare.data.columns import Columns
 from cfl_flare.data.files import find
 from cfl_flare.data.frames import is_unnamed, read_frame
 from cfl_flare.data.kinds import FEW, describe_oddities, infer_columns
 from cfl_flare.data.labels import form_of
 from cfl_flare.data.numbering import name_labels, number_codes
-from cfl_flare.data.preparation import Preparation, Scaling, is_agreed_only
-from cfl_flare.data.reading import Reading
-from cfl_flare.data.samples import NamedSource, Samples
+from cfl_flare.data.preparation import Preparation, is_agreed_only
+from cfl_flare.data.samples import Samples
 from cfl_flare.data.spelling import find_near
 from cfl_flare.data.splits import split_as_named, split_by_class, split_by_time
+from cfl_flare.data.table_settings import TableSettings
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # A name that is a whole number, and would be written in the same way again: 007 is another name than 7.
 WHOLE_NUMBER = r"0|-?[1-9]\d{0,17}"
-# Settings that name columns of different meaning.
-PURPOSES = ("label", "key", "patient", "event", "group", "time", "split")
 
 
 @dataclass(frozen=True)
-class Table(Reading, NamedSource):
+class Table(TableSettings):
     """Rows of a text file such as .csv, a Parquet, Excel or Stata file, or an .npz file with one array per column.
 
     All columns but those named for another purpose are features: numbers, which each participant scales by its own
@@ -56,149 +52,6 @@ class Table(Reading, NamedSource):
 
     name: ClassVar[str] = "table"
     prepares: ClassVar[bool] = True
-
-    path: str = setting(
-        help="the file, found as by the source npz; read by its ending, else as CSV"
-    )
-    label: str | None = setting(
-        None,
-        help="the column of classes, numbers, or times if event is set; default label",
-    )
-    key: str | None = setting(
-        None,
-        help="the column with each row's owner, which is a participant (partition natural); it is not a feature",
-    )
-    patient: str | None = setting(
-        None,
-        help="the column that says whose row it is, where a patient has several: they train together, or test, and dp "
-        "protects all of them at once; it is not a feature",
-    )
-    test_share: float = setting(
-        0.25,
-        help="share of each class that is used for testing; with key, of each owner's rows",
-        gt=0,
-        lt=1,
-    )
-    seed: int = setting(0, help="seed of that split")
-    event: str | None = setting(
-        None,
-        help="the column that is 1 where the event happened, 0 where the row was censored; the label is then the time, "
-        "for task survival",
-    )
-    group: str | None = setting(
-        None,
-        help="the column with the true group of each row's owner, to compare clusters with, or which a site names for "
-        "method groups; it is not a feature",
-    )
-    time: str | None = setting(
-        None,
-        help="a column of dates: each owner's latest rows are for testing, not random ones; it is not a feature",
-    )
-    first_days: int | None = setting(
-        None,
-        help="with time: the rows of this many days from an owner's first one train, and all later ones test",
-        ge=1,
-    )
-    columns: Mapping[str, Any] | str | None = setting(
-        None,
-        help="what the columns mean: the file that 'cfl-flare columns' wrote, or what is in it",
-    )
-    take: Sequence[str] | None = setting(
-        None, help="the columns that become features, as [age,sex]; default all"
-    )
-    leave: Sequence[str] | None = setting(
-        None, help="columns that are left out, as [id,note]"
-    )
-    categories: Sequence[str] | None = setting(
-        None, help="columns of numbers that are codes of categories"
-    )
-    absent: Sequence[str | float] | None = setting(
-        None, help="texts and numbers that mean that a value is missing, as [?,NA,-1]"
-    )
-    missing: bool = setting(
-        False,
-        help="add whether a value is missing as a feature, where a column lacks some",
-    )
-    unlabelled: Literal["refuse", "leave"] = setting(
-        "refuse", help="what happens to rows that have no label"
-    )
-    scaling: Scaling = setting(
-        "auto",
-        help="numbers are scaled by a mean and deviation that all agree on (federation), by the participant's own "
-        "training rows (site), or not at all (none): they should then be in about [0, 1]; auto: by the common ones if "
-        "there are some, else by its own, shrunk to bounds, and what is far outside is clipped",
-    )
-
-    classes: Sequence[str] | None = setting(None, help=CLASSES_HELP, bounds=CLASS_NAMES)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.classes, (list, tuple)):
-            object.__setattr__(self, "classes", as_names(self.classes))
-        for name in ("take", "leave", "categories", "absent"):
-            value = getattr(self, name)
-            values = [value] if isinstance(value, str) else value
-            if name == "absent" and isinstance(values, (list, tuple)):
-                values = as_texts(values)
-            is_list = isinstance(values, (list, tuple)) and all(
-                isinstance(text, str) for text in values
-            )
-            wanted = f"{name} = {shown(values)} should be a list of text, as [a,b]"
-            require(is_list or values is None, f"data table: {wanted}")
-            object.__setattr__(self, name, values)
-        super().__post_init__()
-        purposes = {name: getattr(self, name) for name in PURPOSES}
-        for (purpose, name), (other, same) in combinations(purposes.items(), 2):
-            differ = (
-                name is None or name != same or {purpose, other} == {"key", "group"}
-            )
-            require(
-                differ,
-                f"data table: {purpose} and {other} are both {same!r}; they are different columns",
-            )
-        both = f"split = {self.split!r} and time = {self.time!r} both say which rows test; leave one out"
-        require(self.split is None or self.time is None, f"data table: {both}")
-        require(
-            self.take is None or self.leave is None,
-            "data table: take and leave are both given; give one of them",
-        )
-        chosen = [
-            name for name in ("take", "categories", "missing") if getattr(self, name)
-        ]
-        both = f"columns says what the columns mean, and so does {', '.join(chosen)}; leave one out"
-        require(self.columns is None or not chosen, f"data table: {both}")
-        alone = f"first_days = {self.first_days} counts from a date; name its column with time"
-        require(
-            self.first_days is None or self.time is not None, f"data table: {alone}"
-        )
-        if (
-            self.agreed_columns is not None
-        ):  # what is in the file, as a job's sites do not have it
-            object.__setattr__(self, "columns", self.agreed_columns.to_dict())
-
-    @property
-    def usual_partition(self) -> Mapping[str, Any] | None:
-        return None if self.key is None else {"partition": "natural"}
-
-    @cached_property
-    def agreed_columns(self) -> Columns | None:
-        where = "data table: columns"
-        return (
-            None
-            if self.columns is None
-            else columns_of(self.columns, where).usable(where)
-        )
-
-    @property
-    def agreed_classes(self) -> tuple[str, ...]:
-        if self.classes is not None:
-            return tuple(self.classes)
-        agreed = self.agreed_columns
-        return () if agreed is None else agreed.classes
-
-    @cached_property
-    def _read(self) -> Reading:
-        """How the file is written, and which rows are used: as this table says, else as the columns do."""
-        return self.over(self.agreed_columns)
 
     def load(self) -> tuple[Samples, Samples]:
         """Both splits: features ``(n, d)`` float64, as `preparation` takes them, NaN where a value is missing."""
@@ -544,12 +397,3 @@ class Table(Reading, NamedSource):
             raise DataError(
                 f"data table: scaling = 'federation' needs a mean and deviation of all sites; {way_out}"
             )
-
-
-def columns_of(columns: Mapping[str, Any] | str, where: str) -> Columns:
-    """What a setting ``columns`` says: the path of a file that a job may name, or what is in it."""
-    return (
-        Columns.read(find(columns, where))
-        if isinstance(columns, str)
-        else Columns.of(columns, where)
-    )

@@ -12,12 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import numpy as np
-import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
-from nvflare.app_common.app_constant import AlgorithmConstants, AppConstants
+from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
@@ -29,6 +27,7 @@ from cfl_flare.engine.plan import AssignSettings
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.site import Result, Task
 from cfl_flare.flare.class_names import compare_classes
+from cfl_flare.flare.client_api.messages import describe_loss, to_params
 from cfl_flare.flare.client_api.results import (
     ScriptResults,
     metric_of,
@@ -36,19 +35,15 @@ from cfl_flare.flare.client_api.results import (
     usable,
 )
 from cfl_flare.flare.client_api.rules import HOW_TO_EVALUATE
-from cfl_flare.methods import Update, describe_method
+from cfl_flare.methods import Update
 from cfl_flare.methods.clove import LOSSES
 from cfl_flare.methods.slots import (
-    HAS_CENTRES,
     by_number,
     cluster_slot,
-    travelling,
-    with_parts,
 )
 from cfl_flare.results.metric_names import best_end
 
 TRAIN, EVALUATE = AppConstants.TASK_TRAIN, AppConstants.TASK_VALIDATION
-PENALTY_META = "cfl_penalty"
 TRAINED = "it trains when it is asked to evaluate"
 HOW_TO_CHOOSE = """
 Or have participants choose by what it reports, if that is of training data:
@@ -401,51 +396,13 @@ class Scripts:
         server = self._server
         return FLModel(
             params_type=ParamsType.FULL,
-            params=self._sendable(server.bank[slot].state()),
+            params=to_params(server.bank[slot].state(), self._assign.tensors),
             current_round=server.state.round,
             total_rounds=server.settings.num_rounds,
-            meta={} if task is None else self._for_loss(slot, task),
+            meta={}
+            if task is None
+            else describe_loss(server, self._assign, slot, task),
         )
-
-    def _sendable(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        tensors = self._assign.tensors
-        return {
-            name: torch.from_numpy(np.array(array)) if tensors else array
-            for name, array in arrays.items()
-        }
-
-    def _for_loss(self, trained: str, task: Task) -> dict[str, Any]:
-        """What a script needs to add to its loss, as FLARE's own metadata or as cfl_flare's."""
-        if self._assign.fedprox_mu is not None:
-            return {AlgorithmConstants.FEDPROX_MU: self._assign.fedprox_mu}
-        if not self._assign.penalties:
-            return {}
-        server, ready = self._server, HAS_CENTRES in task.scalars
-        needed = [
-            p.slots(server.method.clusters)
-            for p in server.method.penalties
-            if ready or not p.of_clusters
-        ]
-        slots = list(dict.fromkeys(slot for slots in needed for slot in slots))
-        others = with_parts(
-            server.state.bank,
-            [slot for slot in travelling([trained, *slots]) if slot != trained],
-        )
-        content = {
-            "own": trained,
-            "slots": [slot for slot in slots if slot != trained],
-            "scalars": dict(task.scalars),
-        }
-        models = {
-            slot: self._sendable(model.arrays()) for slot, model in others.items()
-        }
-        return {
-            PENALTY_META: {
-                **content,
-                "models": models,
-                "method": describe_method(server.method),
-            }
-        }
 
     @staticmethod
     def _hold(held: list[FLModel], result: FLModel) -> bool:

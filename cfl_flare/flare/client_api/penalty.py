@@ -14,7 +14,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.network_arrays import live_state
 from cfl_flare.core.params import Layout
-from cfl_flare.flare.client_api.controller import PENALTY_META
+from cfl_flare.flare.client_api.messages import PENALTY_META
 from cfl_flare.methods import Download, build_method
 from cfl_flare.methods.slots import with_parts
 from cfl_flare.training.losses import Step, Term
