@@ -73,6 +73,23 @@ def drive(
 ) -> bool:
     """Runs a server's rounds, and after the last one an exchange that only measures.
 
+    One round, with the functions that do it::
+
+        Server.tasks                    who trains, who measures, and which models they need
+            Observer.begin              an observer adds its questions
+            Method.distribute           the models that the method sends a participant
+        Transport.exchange              the participants train and measure
+            Server.accept               checks an answer wholly, then keeps it
+        Server.finish_round
+            Guard.outliers              leaves out updates that are far from all others
+            Method.assign               E-step: a cluster for each participant
+            under_floor                 no cluster below the minimum size
+            Guard.averaged              holds back small means, caps weights, takes robust means
+            Method.aggregate            M-step: the models of the next round
+            ServerOptimizer.step        how far the models move
+        Checkpoints.save                the state after the round
+        Observer.done                   the round's figures are shown, written and sent
+
     Args:
         server: at the run's start, or where a checkpoint was written.
         until: ends the run after this many rounds; a later call goes on from the checkpoint. None for all rounds.
