@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,10 +12,10 @@ from typing import Any
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from cfl_flare.core.config import from_dict, require, unmarked
-from cfl_flare.core.errors import AbortedError, CFLError, DifferenceError
+from cfl_flare.core.errors import AbortedError, CFLError
 from cfl_flare.core.settings import from_attributes, keep, shows
 from cfl_flare.engine.drive import Transport, drive
-from cfl_flare.engine.earlier_means import MEANS_FOLDER, Means
+from cfl_flare.engine.earlier_means import Means
 from cfl_flare.engine.observers.membership import Membership
 from cfl_flare.engine.plan import AssignSettings, ControllerSettings
 from cfl_flare.engine.server import Equipment, Server
@@ -26,7 +24,7 @@ from cfl_flare.engine.task import Task
 from cfl_flare.flare import wire
 from cfl_flare.flare.aggregator import ClusteringAggregator, Start
 from cfl_flare.flare.allowed import Policy
-from cfl_flare.flare.attendance import Patience, Work
+from cfl_flare.flare.attendance import Patience
 from cfl_flare.flare.class_names import compare_classes, settle_classes
 from cfl_flare.flare.client_api.controller import Scripts
 from cfl_flare.flare.client_api.results import check_failure
@@ -38,20 +36,26 @@ from cfl_flare.flare.policy import (
     check_known,
     check_software,
     data_config,
-    state_root,
     unused_copy,
+)
+from cfl_flare.flare.run_start import (
+    describe_floor,
+    describe_run,
+    list_refusing_sites,
+    list_works,
+    open_means,
+    split_digits,
+    trace_ancestry,
 )
 from cfl_flare.flare.schema import decode_check_in, decode_classes
 from cfl_flare.flare.tracking import JobEvents, bounds, track
 from cfl_flare.methods import Participant
-from cfl_flare.results.ancestry import ANCESTRY, Ancestor, Ancestry, hash_split
-from cfl_flare.results.gate import weaker_bound
+from cfl_flare.results.ancestry import ANCESTRY, Ancestry
 from cfl_flare.results.job_record import READY, SILENT
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import Checkpoint, Progress
 from cfl_flare.training.settings import TrainSettings
 
-REFUSED = f"site_failed: {DifferenceError.failure}"
 # The first task's time limit is at least this, in seconds: it starts the site's process and reads the data.
 CHECK_IN = 300
 
@@ -125,17 +129,8 @@ class ClusteredController(PerSiteController):
                 task, self.aggregator.division(self.fl_ctx).layout
             )
         self._schedule = self._scheduled()
-        floor, share = self._schedule.floor, self._schedule.max_weight_share
         if not simulated(self.fl_ctx):
-            also = (
-                ""
-                if self._schedule.hold_small_clusters
-                else "; models of fewer are not held back"
-            )
-            self.info(
-                f"a cluster needs {floor.sites} sites and {floor.samples} training samples{also}; "
-                f"a site has at most {share:.3g} of a cluster's weight"
-            )
+            self.info(describe_floor(self._schedule))
 
     def _run_all(self) -> None:
         persistor: ClusterModelPersistor = self.persistor
@@ -191,36 +186,14 @@ class ClusteredController(PerSiteController):
     def start(self, schedule: ServerSettings, start: Start) -> Server:
         """Starts the run that the aggregator is of; a ConfigError if it cannot be run with these participants."""
         aggregator, recorder, checkpoint = self.aggregator, None, start.checkpoint
-        ancestry = self._trace_ancestry(start)
+        data = (self.facts or {}).get("data")
+        run = describe_run(self._training, self.seed, data)
+        ancestry = trace_ancestry(run, start, aggregator, self.fl_ctx)
         start.checkpoints.run = {ANCESTRY: ancestry.to_list()}
         if start.folder is not None:
-            private = (
-                {} if aggregator.private is None else {"private": aggregator.private}
-            )
-            of_run = {
-                "run": asdict(schedule),
-                **start.facts,
-                "sites_left_out": self.left_out,
-            }
-            of_run[ANCESTRY] = ancestry.to_list(names=False)
-            named = {"classes": list(self._classes)} if self._classes else {}
-            facts = {**(self.facts or {}), **named, **private, **of_run}
-            last = None if checkpoint is None else checkpoint.last
-            recorder = Recorder(
-                start.folder, facts, aggregator.model, start.recorded, last
-            )
-        if self._means is None and not simulated(
-            self.fl_ctx
-        ):  # what this server has averaged in all its jobs
-            floor = (
-                self._schedule.floor.sites if self._schedule.hold_small_clusters else 1
-            )  # 1: noted, never refused
-            file = (
-                state_root(self.fl_ctx)
-                / MEANS_FOLDER
-                / f"{self.fl_ctx.get_identity_name()}.jsonl"
-            )
-            self._means = Means(file, floor)
+            recorder = self._open_recorder(start, schedule, ancestry)
+        if self._means is None and not simulated(self.fl_ctx):
+            self._means = open_means(self._schedule, self.fl_ctx)
         store = start.checkpoints.store
         progress = Progress() if checkpoint is None else checkpoint.progress
         progress.classes = None if self._classes is None else list(self._classes)
@@ -246,30 +219,25 @@ class ClusteredController(PerSiteController):
             recorder.begin(server.method.label, schedule.num_rounds)
         return server
 
-    def _trace_ancestry(self, start: Start) -> Ancestry:
-        """The runs in which the models will have been trained; a GateError for an initial model that may not leave."""
-        privacy, policy = self._training.privacy, Policy.of(self.fl_ctx)
-        run = Ancestor(
-            dp=None
-            if privacy is None
-            else {"epsilon": privacy.epsilon, "delta": privacy.delta},
-            split=hash_split(self.seed, (self.facts or {}).get("data")),
-        )
-        if start.earlier is not None:
-            return start.earlier.add(
-                replace(run, resumes=True, pays_with_parent=not simulated(self.fl_ctx))
-            )
-        initial = (
-            None
-            if start.checkpoint is not None
-            else self.aggregator.read_initial_facts(self.fl_ctx)
-        )
-        if initial is None:
-            return Ancestry((run,))
-        weaker = weaker_bound(
-            initial, policy.max_tpr_at_1pct_fpr, policy.min_membership
-        )
-        return Ancestry.of(initial.get(ANCESTRY)).add(replace(run, weaker=weaker))
+    def _open_recorder(
+        self, start: Start, schedule: ServerSettings, ancestry: Ancestry
+    ) -> Recorder:
+        """Opens the folder of a run's results, with the facts for its summary."""
+        assert start.folder is not None
+        facts = dict(self.facts or {})
+        if self._classes:
+            facts["classes"] = list(self._classes)
+        if self.aggregator.private is not None:
+            facts["private"] = self.aggregator.private
+        facts |= {
+            "run": asdict(schedule),
+            **start.facts,
+            "sites_left_out": self.left_out,
+            ANCESTRY: ancestry.to_list(names=False),
+        }
+        last = None if start.checkpoint is None else start.checkpoint.last
+        model = self.aggregator.model
+        return Recorder(start.folder, facts, model, start.recorded, last)
 
     def _observe_membership(self, ancestry: Ancestry) -> Membership:
         policy = Policy.of(self.fl_ctx)
@@ -300,7 +268,7 @@ class ClusteredController(PerSiteController):
         messages = self.aggregator.messages(tasks)
         for site, message in messages.items():
             message.meta[wire.META].update({**self._hosting[site], **self._tag})
-        works = works_of_sites(server, tasks)
+        works = list_works(server, tasks)
         limit = self._controller_settings.task_timeout
         goes_on = self.ask(wire.TRAIN_TASK, messages, limit, self._accept, works=works)
         server.fail_sites(self.site_errors)
@@ -338,7 +306,7 @@ class ClusteredController(PerSiteController):
     def _gathered(self) -> list[Participant]:
         """All participants, of the sites that can take part."""
         sites = sorted(
-            (client.name for client in self.engine.get_clients()), key=natural
+            (client.name for client in self.engine.get_clients()), key=split_digits
         )
         self._attempt.note(dict.fromkeys(sites, SILENT))
         participants = self._check_in(sites)
@@ -363,7 +331,7 @@ class ClusteredController(PerSiteController):
         heard = [site for site in self.late if self._attendance.heard(site)]
         self.late = [site for site in self.late if site not in heard]
         new = sorted(
-            {*heard} - {p.site for p in server.participants.values()}, key=natural
+            {*heard} - {p.site for p in server.participants.values()}, key=split_digits
         )
         if not new:
             return
@@ -375,7 +343,7 @@ class ClusteredController(PerSiteController):
             *server.participants.values(),
             *(p for p in admitted if p.name in names),
         ]
-        server.admit(sorted(everyone, key=lambda p: natural(p.site)))
+        server.admit(sorted(everyone, key=lambda p: split_digits(p.site)))
         self._newest = new
         self.info(f"round {server.state.round}: {', '.join(names) or 'nobody'} joined")
 
@@ -383,11 +351,7 @@ class ClusteredController(PerSiteController):
         """Leaves out those that joined in the last round if others, who trained without them before, then refused."""
         newest = self._newest
         failures, self._newest = (server.progress.record or {}).get("failed", {}), []
-        refused = {
-            server.participants[name].site
-            for name, why in failures.items()
-            if why.startswith(REFUSED)
-        }
+        refused = list_refusing_sites(server, failures)
         if newest and refused - {*newest}:
             self.left_out |= dict.fromkeys(
                 newest, "others refuse to train with it, after jobs without it"
@@ -512,39 +476,3 @@ class ClusteredController(PerSiteController):
             return
         if (why := try_to_write(folder)) is not None:
             self.warning(why)
-
-
-def works_of_sites(server: Server, tasks: Mapping[str, Task]) -> dict[str, Work]:
-    """What each site does in a round, so that only times of equal work are compared.
-
-    Args:
-        server: it knows the sites of participants.
-        tasks: of a round, by participant.
-
-    Returns:
-        By site, what its participants do and how many they are.
-    """
-    counts: Counter[str] = Counter()
-    kinds: dict[str, set[str]] = {}
-    for name, task in tasks.items():
-        site = server.participants[name].site
-        steps = [
-            step
-            for step, there in (("train", task.train), ("evaluate", task.evaluate))
-            if there
-        ]
-        counts[site] += 1
-        kinds.setdefault(site, set()).update(steps, task.questions)
-    return {
-        site: Work(" ".join(sorted(kinds[site])), count)
-        for site, count in counts.items()
-    }
-
-
-def natural(name: str) -> list[str | int]:
-    """A sort key that puts site-10 after site-9.
-
-    >>> sorted(["site-10", "site-9"], key=natural)
-    ['site-9', 'site-10']
-    """
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import traceback
 from collections.abc import Collection, Mapping
@@ -15,9 +13,8 @@ from typing import Any, ClassVar
 
 import torch
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import AppConstants
@@ -37,16 +34,14 @@ from cfl_flare.engine.settings import FEWEST_SCORED, SiteSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result
 from cfl_flare.flare import policy, wire
-from cfl_flare.flare.allowed import POLICY, Policy
+from cfl_flare.flare.allowed import Policy
 from cfl_flare.flare.class_names import names_to_state
-from cfl_flare.flare.compat import component_policy, on_one_machine, simulated
+from cfl_flare.flare.compat import component_policy, simulated
 from cfl_flare.flare.egress import check_filters
 from cfl_flare.flare.schema import CLASSES, CLIPPED, LABEL
+from cfl_flare.flare.site_books import BooksOrder, JobAttendance, open_books
 from cfl_flare.flare.site_run import RoundTask, SiteRun, check_split, log_failure
 from cfl_flare.methods import Method, build_method
-from cfl_flare.results.balance import LedgerJob
-from cfl_flare.results.job_record import MEAN, ROUND, JobRecord
-from cfl_flare.results.ledger import JobBooks, newest_change
 from cfl_flare.results.schema import LONGEST
 from cfl_flare.training.membership import AttackRule
 from cfl_flare.training.privacy import Books
@@ -102,8 +97,7 @@ class ClusteredExecutor(Executor):
         self._known: Mapping[str, Any] = {"": None}
         self._runs: dict[str, SiteRun] = {}
         self._abort_signal = Signal()
-        self._together: tuple[list[str], bool] | None = None
-        self._averaged: list[str] = []
+        self._attendance = JobAttendance()
         # Where the operator's data lies, empty for what the job names, and the data set that the operator has it in.
         self._place = ""
         self._data = ""
@@ -291,48 +285,19 @@ class ClusteredExecutor(Executor):
         """
         if simulated(fl_ctx):
             return
-        name, job, sites = (
-            fl_ctx.get_identity_name(),
-            fl_ctx.get_job_id(),
-            content["together"],
-        )
-        record, rounds = (
-            JobRecord(policy.state_root(fl_ctx), name),
-            shareable.get_header(AppConstants.NUM_ROUNDS),
-        )
-        if content["averaged"] not in ([], self._averaged):
-            record.note(MEAN, job, sites=content["averaged"], data=self._data)
-            self._averaged = content["averaged"]
-        if name in sites and (sites, content["sampled"]) != self._together:
-            hosted = self._site.hosted if self._site is not None else {}
-            facts = {
-                "name": plain(
-                    (fl_ctx.get_prop(FLContextKey.JOB_META) or {}).get(
-                        JobMetaKey.JOB_NAME, ""
-                    )
-                ),
-                "data": self._data,
-                "run": self.run_name,
-                "method": self._recorded_as,
-                "model": unmarked(self.model)["class_path"],
-                "rounds": rounds,
-                "runs": self._runs_of_job,
-                "participants": {
-                    person: len(data.train) for person, data in hosted.items()
-                },
-            }
-            floor = (
-                1 if on_one_machine(fl_ctx) else Policy.of(fl_ctx).min_sites_per_cluster
-            )
-            record.join(job, sites, floor, content["sampled"], facts)
-            self._together = (sites, content["sampled"])
-        record.note(
-            ROUND,
-            job,
-            round=content["round"],
-            answered=self._answered,
-            **self._stage_of(content),
-        )
+        hosted = self._site.hosted if self._site is not None else {}
+        counts = {person: len(data.train) for person, data in hosted.items()}
+        facts = {
+            "data": self._data,
+            "run": self.run_name,
+            "method": self._recorded_as,
+            "model": unmarked(self.model)["class_path"],
+            "rounds": shareable.get_header(AppConstants.NUM_ROUNDS),
+            "runs": self._runs_of_job,
+            "participants": counts,
+        }
+        round_facts = {"answered": self._answered, **self._stage_of(content)}
+        self._attendance.note_task(content, facts, round_facts, fl_ctx)
 
     @property
     def _runs_of_job(self) -> int | None:
@@ -418,63 +383,19 @@ class ClusteredExecutor(Executor):
             BudgetError: the operator has set a budget, and the job has no dp, or asks for more than is left.
             LedgerError: the ledger cannot be trusted.
         """
-        privacy = from_dict(TrainSettings, unmarked(self.training), "training").privacy
-        budget = None if simulated(fl_ctx) else Policy.of(fl_ctx).epsilon_budget
-        limit = f"training: dp is not set, and {POLICY} of {fl_ctx.get_identity_name()} has epsilon_budget = {budget}"
-        require(
-            privacy is not None or budget is None,
-            f"{limit}; set dp='epsilon=1' in the job",
-            BudgetError,
-        )
-        if privacy is None or simulated(fl_ctx):
+        if simulated(fl_ctx):
             return None
-        unnamed = f"data: the job names it, and epsilon_budget = {budget} is for what the operator names by $CFL_DATA"
-        require(
-            bool(self._place) or budget is None,
-            f"{unnamed}; use the source site without a path",
-            BudgetError,
-        )
-        if budget is not None:
-            self._check_questions(source)
-        ledger = policy.ledger_for(self._place, fl_ctx)
-        job = LedgerJob(
-            fl_ctx.get_job_id(),
-            self.run_name,
-            content["memory_of"] or "",
-            privacy.epsilon,
-            privacy.delta,
-            source.patient or "",
-            self._describe_division(),
-        )
-        ledger.open()
-        ledger.check(job)
-        return JobBooks(ledger, job)
-
-    def _check_questions(self, source: DataSource) -> None:
-        """Raises a BudgetError for settings with which a job's author could ask about the data by being refused."""
-        fewest = DataConfig().min_samples
-        asked = self.data.get("min_samples", fewest)
-        reason = f"data: min_samples = {asked} asks for the number of samples, and this site has an epsilon_budget"
-        require(asked == fewest, f"{reason}; leave it at {fewest}", BudgetError)
-        names_columns = isinstance(source, SiteData) and source.columns is not None
-        reason = "data: the job's columns and their ranges ask for values, and this site has an epsilon_budget"
-        way_out = f"let the operator set {COLUMNS} to the agreed file"
-        require(
-            not names_columns or bool(os.environ.get(COLUMNS)),
-            f"{reason}; {way_out}",
-            BudgetError,
-        )
-
-    def _describe_division(self) -> str:
-        """A digest of all that decides in which split a patient is."""
-        decides = [
+        training = from_dict(TrainSettings, unmarked(self.training), "training")
+        order = BooksOrder(
             self.source,
             self.data,
             self.seed,
             self._place,
-            newest_change(self._place),
-        ]
-        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+            self.run_name,
+            content.get("memory_of"),
+            training.privacy,
+        )
+        return open_books(order, source, fl_ctx)
 
     def _host(
         self, site: Site, source: DataSource, content: dict[str, Any], fl_ctx: FLContext
