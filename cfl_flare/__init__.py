@@ -59,7 +59,6 @@ if TYPE_CHECKING:
         ResNet18,
         UNet,
     )
-    from cfl_flare.report.table import results_table
     from cfl_flare.results import (
         Difference,
         Run,
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
         load_model,
         paired_difference,
     )
+    from cfl_flare.results.tables import results_table
     from cfl_flare.training.settings import TrainSettings
     from cfl_flare.training.tasks import (
         Binary,
@@ -92,7 +92,7 @@ _NAMES = {
     "FedDSMIC FedGroup FedPer FedProx FeSEM Finetune Groups KnowledgeSharing "
     "Local Method PerFedAvg Proximal WeCFL",
     "models": "MLP CifarCNN FashionCNN LeafCNN Logistic MobileNetV2 ResNet18 UNet",
-    "report.table": "results_table",
+    "results.tables": "results_table",
     "results": "Difference Run find_runs load_arrays load_model paired_difference",
     "training.settings": "TrainSettings",
     "training.tasks": "Binary Classification LearningTask Multilabel Regression Segmentation Survival",

@@ -7,6 +7,7 @@ Of the bindings of the package, benchmarks and examples, at most one in a hundre
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import tokenize
@@ -18,18 +19,23 @@ from tokenize import COMMENT, NL
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "cfl_flare"
+from cfl_flare.extensions import list_extensions
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "cfl_flare"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A room may import those after it. ``__init__`` and ``client`` are what users import.
-ROOMS = ("__init__", "client", "cli", "flare", "report", "engine", "results", "methods", "training")
+ROOMS = ("__init__", "client", "cli", "flare", "engine", "results", "methods", "training")
 LEAVES = ("clustering", "data", "models")
 CORE = "core"
+# Extensions may import every room. Every room may import the registry, and no extension by name.
+EXTENSIONS, REGISTRY = "extensions", "the registry of extensions"
 
 
 def room_of(module: str) -> str:
     """``methods`` of ``cfl_flare.methods.ifca``."""
-    return [*module.split("."), "__init__"][1]
+    return REGISTRY if module == "cfl_flare.extensions" else [*module.split("."), "__init__"][1]
 
 
 def name_module(path: Path) -> str:
@@ -40,10 +46,20 @@ def name_module(path: Path) -> str:
 MODULES = {name_module(path): path for path in FILES}
 
 
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
 def imported(path: Path) -> set[str]:
-    """All modules that a file imports, anywhere in it: for type checking or inside a function, too."""
+    """All modules that a file imports, anywhere in it: for type checking or inside a function, too.
+
+    The registry names types of every room. These imports are no arrows, as the registry only passes the objects on.
+    """
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    if name_module(path) == "cfl_flare.extensions":
+        tree.body = [node for node in tree.body if not is_for_types(node)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -56,9 +72,12 @@ def imported(path: Path) -> set[str]:
 def list_allowed_rooms(room: str) -> set[str]:
     if room == CORE:
         return {CORE}
-    if room in LEAVES:
+    if room in (*LEAVES, REGISTRY):
         return {room, CORE}
-    return {*ROOMS[ROOMS.index(room) :], *LEAVES, CORE}
+    below = {*LEAVES, CORE, REGISTRY}
+    if room == EXTENSIONS:
+        return {EXTENSIONS, *ROOMS, *below} - {"__init__", "client"}
+    return {*ROOMS[ROOMS.index(room) :], *below}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -67,9 +86,26 @@ def test_imports_point_down(path):
     reached = {room_of(n) for n in names if n.split(".")[0] == "cfl_flare"}
     assert reached <= list_allowed_rooms(room), f"{room} must not import {reached - list_allowed_rooms(room)}"
     foreign = {n.split(".")[0] for n in names}
-    assert room == "flare" or "nvflare" not in foreign
-    assert room not in ("report", "clustering", "data") or "torch" not in foreign
+    assert room in ("flare", EXTENSIONS) or "nvflare" not in foreign
+    assert room not in ("clustering", "data") or "torch" not in foreign
     assert not foreign & {"pickle", "joblib", "dill", "cloudpickle"}
+
+
+@pytest.mark.parametrize("extension", list_extensions(), ids=lambda extension: extension.name)
+def test_an_extension_imports_only_what_it_requires(extension):
+    allowed = {extension.name, *extension.requires}
+    for path in sorted((PACKAGE / EXTENSIONS / extension.name).rglob("*.py")):
+        others = {n.split(".")[2] for n in imported(path) if n.startswith("cfl_flare.extensions.")}
+        assert others <= allowed, f"{path}: {extension.name} must name {others - allowed} in requires"
+
+
+TESTS = [path for path in (ROOT / "tests").rglob("*.py") if not path.is_relative_to(ROOT / "tests" / "extensions")]
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_main_house_s_tests_import_no_extension(path):
+    names = re.findall(r"cfl_flare\.extensions\.(\w+)", path.read_text())
+    assert not {*names} & {extension.name for extension in list_extensions()}
 
 
 def test_no_circles():
@@ -83,7 +119,7 @@ def test_the_rooms_are_the_folders():
     there = {
         p.name.removesuffix(".py") for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()
     }
-    assert there == {*ROOMS, *LEAVES, CORE}
+    assert there == {*ROOMS, *LEAVES, CORE, EXTENSIONS}
 
 
 def lines_of_code(text: str) -> set[int]:
@@ -145,6 +181,15 @@ print(*sorted(sys.modules.keys() - torchs))
 def imported_by(code: str) -> set[str]:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
+
+
+def test_the_registry_imports_nothing_but_the_core():
+    code = "import sys, cfl_flare.extensions as registry; registry.list_extensions(); print(*sys.modules)"
+    names = {name for name in imported_by(code) if name.startswith("cfl_flare.")}
+    rooms = {room_of(name) for name in names}
+    assert rooms <= {CORE, REGISTRY, EXTENSIONS}, names
+    of_extensions = [name for name in names if room_of(name) == EXTENSIONS]
+    assert all(name.count(".") == 2 for name in of_extensions), "the __init__ of an extension imports none of its files"
 
 
 def test_the_package_itself_imports_nothing_heavy():
@@ -226,7 +271,6 @@ def test_a_command_imports_neither_flare_nor_figures_before_they_are_needed(word
 # ---- Names ----
 
 
-ROOT = Path(__file__).parents[1]
 # Names that say nothing.
 EMPTY = {"own", "found", "one", "kept", "told", "more", "whole", "begun", "how", "asked", "fits"}
 MOST = 0.01

@@ -8,7 +8,7 @@ A page asks for it by a comment on a line of its own:
   other class's, by its dotted path. ``<!-- settings: all wecfl -->`` includes those that every method has.
 - ``<!-- registry: package.NAMES -->``: what a registry holds, with the settings of each.
 - ``<!-- measured: wecfl -->``: a method's or a penalty's rows in the reports of `benchmarks/results`.
-- ``<!-- help: run -->``: what the command prints as its help, with all options.
+- ``<!-- help: all -->``: a section for each command, with what it prints as its help, with all options.
 
 ``python tools/hooks.py`` writes it into the pages below the comments; a test holds it current.
 
@@ -36,6 +36,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from cfl_flare.cli import parser
+from cfl_flare.cli.options import Parser
 from cfl_flare.core.config import parse_spec
 from cfl_flare.core.settings import Setting as Stated
 from cfl_flare.core.settings import settings_of as stated
@@ -305,9 +306,17 @@ def _cells(line: str) -> list[str]:
 
 
 def command_help(command: str) -> str:
-    """What ``cfl-flare command --help`` prints, or ``--help-all`` of a command that has it."""
+    """What ``cfl-flare command --help`` prints, or ``--help-all`` of a command that has it; or all of them."""
     os.environ["COLUMNS"] = "100"
-    return f"```text\n{parser().commands()[command].full_help().rstrip()}\n```"
+    commands = parser().commands()
+    if command != "all":
+        return write_help(commands[command])
+    sections = [f"## cfl-flare {name}\n\n{write_help(known)}" for name, known in commands.items()]
+    return "\n\n".join(sections)
+
+
+def write_help(command: Parser) -> str:
+    return f"```text\n{command.full_help().rstrip()}\n```"
 
 
 def main() -> None:

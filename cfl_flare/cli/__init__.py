@@ -17,6 +17,7 @@ from cfl_flare.core.errors import CFLError, RunFailedError, UnfitError
 from cfl_flare.core.files import explained
 from cfl_flare.core.signals import StoppedError
 from cfl_flare.core.text import plain
+from cfl_flare.extensions import Command, list_commands, list_extensions
 
 # Each command's module, which has a function of its name and one that adds its options; and its line of help.
 COMMANDS = {
@@ -38,12 +39,7 @@ COMMANDS = {
         "run",
         "give a participant that was not in training its cluster and its model",
     ),
-    "show": ("show", "print a run's table again, and draw its figures"),
-    "report": (
-        "show",
-        "write the report of a study or a run, or a comparison of runs, as one HTML file",
-    ),
-    "card": ("card", "write a model card for each model of a run"),
+    "show": ("show", "print a run's table again"),
     "site": ("site", "for the operator of a site: prepare its kit, check its data"),
     "columns": ("site_columns", "put together what all sites' tables have, for a job"),
     "predict": ("predict", "predict with a run's model, at a site or at the server"),
@@ -65,15 +61,27 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"cfl-flare {__version__}")
     commands = top.add_subparsers(dest="subcommand", metavar="command", required=True)
-    for name, (module, text) in COMMANDS.items():
-        commands.add_parser(name, help=text, load=partial(_load, name, module))
+    for name, known in list_all_commands().items():
+        load = partial(_load, name, known.module)
+        commands.add_parser(name, help=known.help, load=load)
     return top
 
 
+def list_all_commands() -> dict[str, Command]:
+    """List the commands of the package and of its extensions, by name, in the order of the help."""
+    commands = {
+        name: Command(f"cfl_flare.cli.{module}", text)
+        for name, (module, text) in COMMANDS.items()
+    }
+    return {**commands, **list_commands()}
+
+
 def _load(name: str, module: str, command: Parser) -> None:
-    commands = import_module(f"cfl_flare.cli.{module}")
+    commands = import_module(module)
     getattr(commands, f"add_{name}_options")(command)
     command.set_defaults(execute=getattr(commands, name))
+    for extension in list_extensions():
+        extension.extend_command(name, command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,26 +12,32 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as TerminalTable
 
 from cfl_flare.cli import options, specs
 from cfl_flare.cli.options import Parser, add_settings, given, say
 from cfl_flare.cli.simulate import Simulation, simulate
 from cfl_flare.core.config import check_run_name, require
-from cfl_flare.data import DataConfig, DataSource, SiteData
+from cfl_flare.data import DataConfig, DataSource, PartitionReport, SiteData
 from cfl_flare.data.classes import describe_classes
 from cfl_flare.data.columns import Columns
 from cfl_flare.data.numbering import renumber
 from cfl_flare.data.table import Table as PatientTable
 from cfl_flare.engine.newcomers import Finished, Newcomer, joining_rule
 from cfl_flare.engine.plan import CONCERNS, RunPlan
+from cfl_flare.extensions import present_results
 from cfl_flare.methods import METHODS, PENALTIES, Method
 from cfl_flare.models import MODELS
-from cfl_flare.report import page, write
-from cfl_flare.report.table import partition_table, print_whole, printed, results_table
-from cfl_flare.report.text import measure_name
 from cfl_flare.results.metrics import of_training
 from cfl_flare.results.served import columns_of
+from cfl_flare.results.tables import (
+    Table,
+    partition_table,
+    print_whole,
+    printed,
+    results_table,
+)
+from cfl_flare.results.wording import measure_name
 from cfl_flare.training.settings import TrainSettings
 
 # Settings of a job that a simulation does not have.
@@ -102,8 +108,8 @@ def run(arguments: argparse.Namespace) -> None:
     )
     console = Console()
     print_whole(console, results_table(runs))
-    if len(runs) > 1 and (failure := write.try_to_write(out, runs)) is not None:
-        say(console, failure, style="yellow")
+    if len(runs) > 1:
+        say(console, *present_results(out, runs), style="yellow")
     say(console, f"results: {out}")
 
 
@@ -132,21 +138,10 @@ def add_partition_options(command: Parser) -> None:
     )
     add_settings(command, DataConfig, without=unused, derived=options.SIMULATED_AS)
     command.add_argument("--show", action="store_true", help="list every participant")
-    command.add_argument(
-        "--figure",
-        metavar="FILE",
-        help="draw label counts by participant (thesis Fig. A.1-A.4)",
-    )
 
 
-def partition(arguments: argparse.Namespace) -> None:
-    from cfl_flare.report.figures import draw_partition
-
-    figure = (
-        specs.new_file("--figure", arguments.figure, ".png", ".pdf", ".svg")
-        if arguments.figure
-        else None
-    )
+def partition(arguments: argparse.Namespace) -> PartitionReport:
+    """Deals a data set out, prints who gets what, and returns it."""
     source = specs.read_source(arguments.data)
     config = DataConfig(**specs.dealt_out(source, given(arguments, DataConfig)))
     report, console = config.report(source), Console()
@@ -162,8 +157,7 @@ def partition(arguments: argparse.Namespace) -> None:
     say(console, *config.described(source), *class_lines, summary)
     if arguments.show:
         print_whole(console, partition_table(report))
-    if figure is not None:
-        say(console, draw_partition(report, figure))
+    return report
 
 
 def add_onboard_options(command: Parser) -> None:
@@ -244,7 +238,7 @@ def check_allowed(allowed: Sequence[str], path: str) -> None:
     )
 
 
-def newcomer_table(newcomer: Newcomer, rule: str) -> Table:
+def newcomer_table(newcomer: Newcomer, rule: str) -> TerminalTable:
     title = (
         "the newcomer, on its own test split"
         if newcomer.metrics
@@ -264,5 +258,5 @@ def newcomer_table(newcomer: Newcomer, rule: str) -> Table:
         *measures.values(),
     )
     return printed(
-        title, page.Table(("name", "cluster", "joined by", "rounds", *measures), [row])
+        title, Table(("name", "cluster", "joined by", "rounds", *measures), [row])
     )

@@ -1,13 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that only show: ``show`` and ``report`` what runs left, and ``methods`` what there is to run."""
+"""Commands that only show: ``show`` what runs left, and ``methods`` what there is to run."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import inspect
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from cfl_flare.cli.options import Parser, say
-from cfl_flare.cli.specs import new_file
-from cfl_flare.core.config import one_line
-from cfl_flare.core.errors import CFLError, ConfigError, NoPlotsError, RunFailedError
+from cfl_flare.core.errors import ConfigError, RunFailedError
 from cfl_flare.data import PARTITIONS, SOURCES
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Combination
 from cfl_flare.models import MODELS
-from cfl_flare.report.table import print_whole, results_table
 from cfl_flare.results.gate import gate_lines
 from cfl_flare.results.job_record import unfinished
 from cfl_flare.results.run_dir import Run, find_runs
 from cfl_flare.results.study import find_study, load_study
+from cfl_flare.results.tables import print_whole, results_table
 
 
 def add_show_options(command: Parser) -> None:
@@ -36,13 +33,15 @@ def add_show_options(command: Parser) -> None:
     )
 
 
-def show(arguments: argparse.Namespace) -> None:
+def show(arguments: argparse.Namespace) -> list[Run]:
+    """Prints the tables of a folder's runs, which it returns, or of its study."""
     console, folder = Console(), Path(arguments.run)
     study = find_study(arguments.run)
     if study is not None:
         from cfl_flare.cli.study import print_study
 
-        return print_study(console, load_study(study))
+        print_study(console, load_study(study))
+        return []
     attempts = unfinished(folder) if folder.is_dir() else []
     say(console, *attempts)
     try:
@@ -59,46 +58,7 @@ def show(arguments: argparse.Namespace) -> None:
     print_whole(console, results_table(runs, names))
     for run in runs:
         say(console, *gate_lines(run.summary))
-    say(console, *_figures(folder, runs))
-
-
-def _figures(folder: Path, runs: list[Run]) -> list[Path]:
-    from cfl_flare.report.figures import draw, draw_comparison
-
-    try:
-        files = [path for run in runs for path in draw(run)]
-        if len(runs) > 1 and folder not in [
-            run.folder for run in runs
-        ]:  # a run's own figures have these names
-            files += draw_comparison(runs, folder)
-        return files
-    except NoPlotsError as error:  # the table is there
-        print(f"no figures: {error}", file=sys.stderr)
-        return []
-    except (CFLError, OSError, ImportError):
-        raise
-    except (
-        Exception
-    ) as error:  # whatever a foreign file's numbers and names do to a figure
-        raise ConfigError(
-            f"{folder}: no figures can be drawn of these files ({one_line(error)})"
-        ) from error
-
-
-def add_report_options(command: Parser) -> None:
-    of_what = "folder of a study, of a run, or one with several runs below it"
-    command.add_argument("run", help=of_what)
-    first = "of several runs the folder of that with which the others are compared; default: the first by name"
-    command.add_argument("--against", metavar="NAME", help=first)
-    where = "the file; default: report.html in the folder, and for several runs in each and in the common folder"
-    command.add_argument("--out", metavar="FILE", help=where)
-
-
-def report(arguments: argparse.Namespace) -> None:
-    from cfl_flare.report.write import write_reports
-
-    out = new_file("--out", arguments.out, ".html", ".htm") if arguments.out else None
-    say(Console(), *write_reports(Path(arguments.run), out, arguments.against))
+    return runs
 
 
 def add_methods_options(command: Parser) -> None:

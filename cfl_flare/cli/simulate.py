@@ -37,7 +37,7 @@ from cfl_flare.engine.newcomers import onboard_unseen
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.site import Site
-from cfl_flare.report import write
+from cfl_flare.extensions import present_results
 from cfl_flare.results.metrics import Metric, RoundMetrics, leading
 from cfl_flare.results.run_dir import ROUNDS, SERVED, SUMMARY, Run, load_run, read_lines
 from cfl_flare.results.served import save_preparations
@@ -124,8 +124,8 @@ def simulate(
             reported = (
                 not simulation.loop and not plan.data.holds_back
             )  # by the job itself, before newcomers join
-            if not reported and (failure := write.try_to_write(folder)) is not None:
-                say(console, failure, style="yellow")
+            if not reported:
+                say(console, *present_results(folder), style="yellow")
             runs.append(load_run(folder))
     return runs
 

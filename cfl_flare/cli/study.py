@@ -34,12 +34,12 @@ from cfl_flare.engine.study.candidates import (
 from cfl_flare.engine.study.halving import VALIDATION, Study
 from cfl_flare.engine.study.in_process import InProcess
 from cfl_flare.engine.study.journal import Journal, as_json, attempt_in, finished
+from cfl_flare.extensions import present_results
 from cfl_flare.methods import Groups, Method
-from cfl_flare.report import write
-from cfl_flare.report.study import candidates_table, hospitals_table
-from cfl_flare.report.table import print_whole, printed
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.study import STUDY, load_study
+from cfl_flare.results.study_tables import candidates_table, hospitals_table
+from cfl_flare.results.tables import print_whole, printed
 from cfl_flare.training.settings import TrainSettings
 
 # Settings of a study's job that a study on this machine does not have; and of jobs, those that no study has. Its option
@@ -88,10 +88,15 @@ def add_study_options(command: Parser) -> None:
     )
 
 
-def study(arguments: argparse.Namespace) -> None:
-    """``cfl-flare study`` runs a study, or what is left of it, or writes it as a job."""
+def study(arguments: argparse.Namespace) -> Path | None:
+    """``cfl-flare study`` runs a study, or what is left of it, or writes it as a job.
+
+    Returns:
+        The folder of the study that was run; None for a job.
+    """
     if arguments.job is not None:
-        return export_study(arguments)
+        export_study(arguments)
+        return None
     first = next(iter(given(arguments, *OF_STUDY_JOB)), "").replace("_", "-")
     require(
         not first,
@@ -106,8 +111,7 @@ def study(arguments: argparse.Namespace) -> None:
     console = Console()
     print_study(console, result)
     say(console, f"results: {out}")
-    if (out / write.REPORT).is_file():
-        say(console, f"report: {out / write.REPORT}")
+    return out
 
 
 def print_study(console: Console, result: Mapping[str, Any]) -> None:
@@ -245,8 +249,7 @@ def run_study(
         running.run()
     if running.journal.rungs[-1].rounds == trainer.rounds:
         trainer.clean()
-    if (failure := write.try_to_write(out)) is not None:
-        say(console, failure, style="yellow")
+    say(console, *present_results(out), style="yellow")
     return load_study(out)
 
 

@@ -21,6 +21,7 @@ from cfl_flare.engine.plan import AssignSettings, ControllerSettings
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.task import Task
+from cfl_flare.extensions import present_results
 from cfl_flare.flare import wire
 from cfl_flare.flare.aggregator import ClusteringAggregator, Start
 from cfl_flare.flare.allowed import Policy
@@ -134,10 +135,8 @@ class ClusteredController(PerSiteController):
 
     def _run_all(self) -> None:
         persistor: ClusterModelPersistor = self.persistor
-        total, layout = (
-            self._schedule.num_rounds,
-            self.aggregator.division(self.fl_ctx).layout,
-        )
+        total = self._schedule.num_rounds
+        layout = self.aggregator.division(self.fl_ctx).layout
         checkpoint = persistor.open(layout, self.results, self.fl_ctx)
         resumed_at = None if checkpoint is None else checkpoint.state.round
         self._labels = {} if checkpoint is None else checkpoint.state.labels
@@ -462,17 +461,10 @@ class ClusteredController(PerSiteController):
 
     def _finish(self) -> None:
         self._attempt.done()
-        self._write_page(self.results)
+        self._present(self.results)
         self.info(f"results: {self.results}")
 
-    def _write_page(self, folder: Path) -> None:
-        """Draws the figures and writes the report of a run's or a study's folder; both can be made later."""
-        try:
-            from cfl_flare.report.write import try_to_write
-        except ImportError as error:
-            self.warning(
-                f"no report: {error}; 'cfl-flare report' writes it from the results"
-            )
-            return
-        if (why := try_to_write(folder)) is not None:
-            self.warning(why)
+    def _present(self, folder: Path) -> None:
+        """Lets extensions present a run's or a study's folder; they can do it later."""
+        for remark in present_results(folder):
+            self.warning(remark)

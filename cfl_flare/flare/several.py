@@ -109,7 +109,7 @@ class SeveralController(ClusteredController):
             server = self._open(candidate, {CANDIDATE: candidate.name}, start)
             if not drive(server, self, start.checkpoints):
                 raise AbortedError("the job was aborted")
-            self._write_page(self.results / candidate.name)
+            self._present(self.results / candidate.name)
         self._attempt.done()
 
     def _open(self, candidate: Candidate, tag: dict[str, str], start: Start) -> Server:

@@ -11,8 +11,8 @@ from model import BloodModule
 from nvflare.recipe.sim_env import SimEnv
 
 from cfl_flare.flare import ClusteredRecipe
-from cfl_flare.report.table import results_table
 from cfl_flare.results.run_dir import find_runs
+from cfl_flare.results.tables import results_table
 
 
 def arguments() -> argparse.Namespace:

@@ -61,19 +61,11 @@ def test_run_in_process_and_show(cfl, monkeypatch, tmp_path):
     assert "fesem (K=3)" in done.stdout
     run = load_run(out / "fesem-k3")
     assert run.summary["rounds"] == 3 == len(run.feature_files)
-    figures = {"accuracy.png", "cluster_sizes.png", "analysis.png", "flows.png"}
-    assert {path.name for path in (out / "fesem-k3").glob("*.png")} == figures
-    assert {path.name for path in (out / "local").glob("*.png")} == {"accuracy.png"}
-    assert {path.name for path in out.glob("*.png")} == {"accuracy.png", "cluster_sizes.png"}
-    for path in out.rglob("*.png"):
-        path.unlink()
     monkeypatch.setenv("COLUMNS", "60")
     shown = cfl("show", str(out))
     assert shown.returncode == 0
     (line,) = [line.split() for line in shown.stdout.splitlines() if line.startswith("fesem (K=3)")]
     assert line[-2:] == [f"{run.summary['seconds']:.1f}", "fesem-k3"]  # a narrow terminal cuts nothing
-    assert {path.name for path in out.glob("*.png")} == {"accuracy.png", "cluster_sizes.png"}
-    assert {path.name for path in (out / "fesem-k3").glob("*.png")} == figures
 
 
 def test_samples_that_were_never_scaled_are_noticed(cfl, tmp_path):
@@ -194,7 +186,6 @@ def test_a_study_prints_its_verdict_and_a_finished_one_prints_it_again(study_of,
     for sentence in verdict["sentences"]:
         assert sentence in printed
     assert "cost: " in printed and len(verdict["hospitals"]) == 6
-    assert f"report: {out / 'report.html'}" in printed and verdict["sentences"][0] in (out / "report.html").read_text()
     run = load_run(out / "fedavg")
     assert run.summary["data"]["measured_on"] == "validation" and run.summary["rounds"] == 2
     assert (out / "fedavg" / "clusters" / "global.safetensors").is_file() and not (out / "checkpoints").exists()
@@ -235,18 +226,6 @@ def test_a_study_compares_given_groups_with_those_that_it_finds(study_of, tmp_pa
     ):
         status, _, error = study_of("study", *data, "--groups", column)
         assert status == 2 and why in error
-
-
-def test_a_report_that_cannot_be_written_leaves_the_verdict(study_of, tmp_path, monkeypatch):
-    from cfl_flare.report import vega
-
-    monkeypatch.setattr(vega, "MAKE", "raise SystemExit('no engine here')")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    vega.script.cache_clear()
-    status, printed, error = study_of(*WORDS, "--out", str(tmp_path / "out"))
-    assert status == 0, error
-    assert "the report's plots cannot be made: no engine here" in printed and "report: /" not in printed
-    assert load_study(tmp_path / "out")["verdict"]["sentences"][0] in printed
 
 
 def test_a_study_goes_on_after_an_interruption(study_of, tmp_path, monkeypatch):
@@ -318,8 +297,8 @@ def test_a_folder_with_something_else_is_left_alone(study_of, tmp_path, content,
 def test_what_a_foreign_study_says_is_no_command_for_the_terminal(tmp_path):
     from rich.console import Console
 
-    from cfl_flare.report.study import candidates_table, hospitals_table
-    from cfl_flare.report.table import printed
+    from cfl_flare.results.study_tables import candidates_table, hospitals_table
+    from cfl_flare.results.tables import printed
 
     own = {"name": "x\x1b[31m", "tested": 5, "value": None, "to_one": None, "to_alone": None}
     verdict = {"metric": "[red]a\x1b", "tested": {}, "chosen": {"name": "y"}, "hospitals": [own]}

@@ -350,7 +350,6 @@ def test_hospitals_are_the_participants_by_themselves(finished_runs):
     names = ["cleveland", "hungary", "long-beach", "switzerland"]
     assert [p["name"] for p in run.summary["participants"]] == run.summary["data"]["owners"] == names
     assert {line["participant"] for line in run.assignments} == {*names}
-    assert "long-beach" in (finished_runs / "fedavg" / "report.html").read_text()
 
 
 def test_what_a_hospital_is_called_moves_no_number(tmp_path):

@@ -22,9 +22,9 @@ from cfl_flare.flare.kit import allow
 from cfl_flare.flare.per_site import UNWAITED
 from cfl_flare.methods import IFCA, Contrastive, KnowledgeSharing
 from cfl_flare.models import MLP, Logistic
-from cfl_flare.report.table import missed_lines
 from cfl_flare.results.run_dir import Run, find_runs
 from cfl_flare.results.served import load_arrays, load_model
+from cfl_flare.results.tables import missed_lines
 from tests.e2e.plugin import Received
 
 pytestmark = pytest.mark.slow

@@ -31,10 +31,10 @@ from cfl_flare.flare.egress import EgressFilter
 from cfl_flare.flare.kit import allow
 from cfl_flare.methods import Method
 from cfl_flare.models import MLP
-from cfl_flare.report.table import floor_lines
 from cfl_flare.results.curves import load_curves
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.served import load_model
+from cfl_flare.results.tables import floor_lines
 from cfl_flare.training.settings import TrainSettings
 from tests.e2e.deployment import commands_with, until
 from tests.e2e.plugin import AbsentAtSite2, FoldersOfSites, HalfTheDigits, Received, SmallAtSites2And3, Touchy

@@ -286,14 +286,6 @@ def test_the_last_exchange_carries_all_models_and_no_other_does(tmp_path):
     assert {line["site"] for line in lines} == {"local"}
 
 
-def test_the_figure(tmp_path):
-    from cfl_flare.report.figures import draw
-
-    run_cross_site_table(tmp_path, "wecfl:k=2")
-    assert tmp_path / "cross_site.png" in draw(load_run(tmp_path))
-    assert (tmp_path / "cross_site.png").stat().st_size > 5000
-
-
 # ---- Samples of each class ----
 
 

@@ -107,7 +107,8 @@ def in_process(
     with contextlib.ExitStack() as stack:
         if settings or more:
             _wrap_run_loop(stack, settings or {}, more, begun)
-        stack.enter_context(patch("cfl_flare.report.write.try_to_write", lambda *where: None))
+        for module in ("run", "simulate"):
+            stack.enter_context(patch(f"cfl_flare.cli.{module}.present_results", lambda *where: []))
         stack.enter_context(threadpool_limits(1))
         stack.enter_context(output_to(folder / "said"))
         status = main(["run", "--loop", *options, *PLAIN, "--out", str(folder / "out")])

@@ -239,7 +239,7 @@ def play_job(
         aggregator.fl_ctx = fl_ctx
         bench.components.update(aggregator=aggregator, persistor=ClusterModelPersistor("run"))
         controller.communicator = SimpleNamespace(send=bench.send, get_num_standing_tasks=lambda: 0)
-        controller._write_page = lambda folder: None
+        controller._present = lambda folder: None
         bench.controller = controller
         records: list[dict[str, Any]] = []
         lines = _Lines()

@@ -18,8 +18,12 @@ import numpy as np
 # The command line in a process of its own: it may take a gigabyte more than its imports took, and a minute a command.
 COMMANDS = """
 import contextlib, io, json, resource, signal, sys
-import torch, PIL.Image, cfl_flare.cli.predict, cfl_flare.engine.newcomers, cfl_flare.report.figures
-from cfl_flare.cli import main
+import torch, PIL.Image, cfl_flare.engine.newcomers
+from importlib import import_module
+from cfl_flare.cli import list_all_commands, main
+
+for command in list_all_commands().values():
+    import_module(command.module)
 
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + 2**30, resource.RLIM_INFINITY))

@@ -21,6 +21,7 @@ from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.newcomers import join
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.task import Result
+from cfl_flare.extensions import present_results
 from cfl_flare.methods import (
     CAM,
     IFCA,
@@ -41,7 +42,6 @@ from cfl_flare.methods import (
 )
 from cfl_flare.methods.base import cluster_slot
 from cfl_flare.methods.state import Counts, Plan, ServerState, Traits
-from cfl_flare.report.figures import draw, draw_comparison
 from cfl_flare.results.analysis import gram
 from cfl_flare.results.run_dir import load_run, read_features
 from cfl_flare.training.settings import TrainSettings
@@ -205,7 +205,7 @@ def test_digits(name: str, partition: str, k: int, tmp_path: Path) -> None:
     assert note == kept.summary["number_of_clusters"]
     assert note["draws"] == {str(k): DRAWS} and note["by_k"][str(k)]["stability"] == 1
     assert build_method(kept.summary["method"]) == method
-    assert "number_of_clusters.png" in [path.name for path in draw(kept)]
+    assert present_results(tmp_path) == []
     line = in_words(note)
     assert line.startswith("3 clusters found (clear): " if k == 3 else "one cluster found (clear): with 2 to 6")
 
@@ -405,14 +405,13 @@ def test_each_round_s_record_has_the_clusters_that_there_were(tmp_path: Path) ->
     assert run.name == "growing (K=3)"
 
 
-def test_a_run_with_a_changing_number_of_clusters_is_drawn(tmp_path: Path) -> None:
+def test_a_changing_number_of_clusters_is_presented(tmp_path: Path) -> None:
     rounds(tmp_path / "a", Growing(), count=4, keep_features=True)
     rounds(tmp_path / "b", Growing(), count=2)
     runs = [load_run(tmp_path / name) for name in "ab"]
     assert [read_features(f).gram.shape for f in runs[0].feature_files] == [(4, 4), (6, 6), (7, 7)]
-    names = [f.name for f in draw(runs[0])]
-    assert names[1:4] == ["cluster_sizes.png", "flows.png", "analysis.png"]
-    assert len(draw_comparison(runs, tmp_path)) == 2
+    assert present_results(tmp_path / "a") == []
+    assert present_results(tmp_path, runs) == []
 
 
 def test_the_gram_matrix_has_the_centres_after_the_round() -> None:

@@ -20,6 +20,7 @@ from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result
+from cfl_flare.extensions import present_results
 from cfl_flare.methods import (
     IFCA,
     FedAvg,
@@ -30,7 +31,6 @@ from cfl_flare.methods import (
     WeCFL,
     build_method,
 )
-from cfl_flare.report.write import try_to_write
 from cfl_flare.results.store import CHECKSUM, Checkpoint, Store, StoreError, state_metadata, state_of
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.resumed import Stopped, assert_same_runs, run_until
@@ -247,7 +247,7 @@ def test_only_a_real_site_waits_for_its_disk(tmp_path: Path, monkeypatch: pytest
     forced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda fd: forced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name))
     run_until(WeCFL(k=2), tmp_path / "run", tmp_path / "checkpoints")
-    assert try_to_write(tmp_path / "run") is None
+    assert present_results(tmp_path / "run") == []
     filled(tmp_path / "simulated", 1)
     assert forced == []
     Store(tmp_path / "site", durable=True).part("candidate").save(1, {"global": make_filled_model(1)}, {})

@@ -19,7 +19,6 @@ from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.data import Digits
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import FedAvg, Local, Method, Participant
-from cfl_flare.report.table import results_table
 from cfl_flare.results.bootstrap import (
     BOOTSTRAP,
     Draws,
@@ -46,6 +45,7 @@ from cfl_flare.results.comparison import (
 )
 from cfl_flare.results.metrics import Metric
 from cfl_flare.results.run_dir import SUMMARY, Run, load_run
+from cfl_flare.results.tables import results_table
 from cfl_flare.training.bootstrap import Replicates, drawn_rows, replicates
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification

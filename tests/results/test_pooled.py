@@ -21,9 +21,8 @@ from sklearn.metrics import f1_score, roc_auc_score, roc_curve
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import Digits
 from cfl_flare.engine.settings import ServerSettings
+from cfl_flare.extensions import present_results
 from cfl_flare.methods import Participant
-from cfl_flare.report.figures import draw
-from cfl_flare.report.table import results_table
 from cfl_flare.results.curves import CURVES, Curve, Curves, Rates, Scored, load_curves, save_curves
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.pooled import (
@@ -42,6 +41,7 @@ from cfl_flare.results.pooled import (
     with_pooled,
 )
 from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.tables import results_table
 from cfl_flare.training.histograms import log_odds, score_counts
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
@@ -181,7 +181,7 @@ def test_of_a_trained_model_it_is_near_the_exact_one(tmp_path, monkeypatch, meth
     shown = {str(column.header): list(column.cells) for column in results_table([found]).columns}
     assert shown["pooled AUROC"] == [f"{values[-1]:.3f}"]
     assert shown["pooled macro-F1"] == [f"{f1:.3f}"]
-    assert all(path.is_file() for path in draw(found))
+    assert present_results(tmp_path) == []
 
 
 def test_histograms_change_nothing_else(tmp_path):

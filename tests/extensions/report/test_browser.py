@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 
-from cfl_flare.report.comparison import comparison_report
-from cfl_flare.report.study import study_report
-from cfl_flare.report.write import run_report, write
+from cfl_flare.extensions.report.comparison import comparison_report
+from cfl_flare.extensions.report.study import study_report
+from cfl_flare.extensions.report.write import run_report, write
 from cfl_flare.results.curves import Curve, Curves, save_curves
 from cfl_flare.results.run_dir import load_run
+from tests.extensions.report.test_study import write_hostile_study as hostile_study
 from tests.helpers import made
-from tests.report.test_study import write_hostile_study as hostile_study
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from cfl_flare.clustering.gap import NUMBER, in_words
-from cfl_flare.report import vega
-from cfl_flare.report.page import (
+from cfl_flare.extensions.report import vega
+from cfl_flare.extensions.report.page import (
     CLUSTERS,
     Plot,
     Section,
@@ -20,7 +20,7 @@ from cfl_flare.report.page import (
     line_plot,
     thinned,
 )
-from cfl_flare.report.text import cut, finite, interval, number
+from cfl_flare.results.wording import cut, finite, interval, number
 
 # Participants and rounds whose cells are drawn.
 PEOPLE, COLUMNS = 80, 50

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.report import table
-from cfl_flare.report.table import NAMED, missed_lines, print_whole, results_table
+from cfl_flare.results import tables as table
 from cfl_flare.results.bootstrap import Difference
 from cfl_flare.results.remarks import Missed, missed_rounds
 from cfl_flare.results.run_dir import Run, load_run
+from cfl_flare.results.tables import NAMED, missed_lines, print_whole, results_table
 from tests.helpers.tiny import rounds
 
 # ---- The table ----

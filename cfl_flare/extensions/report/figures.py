@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cfl_flare.core.files import atomic_write
-from cfl_flare.report import vega
-from cfl_flare.report.clusters import moves, number_of_clusters, quality, sizes
-from cfl_flare.report.comparison import Runs, over_rounds, sizes_of_runs
-from cfl_flare.report.measures import convergence, cross_site
-from cfl_flare.report.page import Plot, Section, Table, View
-from cfl_flare.report.text import cut
+from cfl_flare.extensions.report import vega
+from cfl_flare.extensions.report.clusters import (
+    moves,
+    number_of_clusters,
+    quality,
+    sizes,
+)
+from cfl_flare.extensions.report.comparison import Runs, over_rounds, sizes_of_runs
+from cfl_flare.extensions.report.measures import convergence, cross_site
+from cfl_flare.extensions.report.page import Plot, Section, Table, View
 from cfl_flare.results.metrics import ACCURACY
 from cfl_flare.results.run_dir import Run
+from cfl_flare.results.wording import cut
 
 if TYPE_CHECKING:
     from cfl_flare.data import PartitionReport

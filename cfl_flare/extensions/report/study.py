@@ -10,11 +10,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from cfl_flare.report import vega
-from cfl_flare.report.clusters import number_of_clusters
-from cfl_flare.report.facts import settings_table
-from cfl_flare.report.page import Plot, Section, Table, View, page, sections, thinned
-from cfl_flare.report.text import (
+from cfl_flare.extensions.report import vega
+from cfl_flare.extensions.report.clusters import number_of_clusters
+from cfl_flare.extensions.report.facts import settings_table
+from cfl_flare.extensions.report.page import (
+    Plot,
+    Section,
+    Table,
+    View,
+    page,
+    sections,
+    thinned,
+)
+from cfl_flare.extensions.report.who import who
+from cfl_flare.results.comparison import CHANCE, GAINS, LOSES, UNKNOWN
+from cfl_flare.results.remarks import listed
+from cfl_flare.results.run_dir import SUMMARY, Run, load_run
+from cfl_flare.results.study import SEARCH, load_study
+from cfl_flare.results.study_tables import (
+    AGAINST,
+    candidates_table,
+    shown,
+)
+from cfl_flare.results.wording import (
     cut,
     finite,
     interval,
@@ -23,11 +41,6 @@ from cfl_flare.report.text import (
     signed,
     told_apart,
 )
-from cfl_flare.report.who import who
-from cfl_flare.results.comparison import CHANCE, GAINS, LOSES, UNKNOWN
-from cfl_flare.results.remarks import listed
-from cfl_flare.results.run_dir import SUMMARY, Run, load_run
-from cfl_flare.results.study import SEARCH, load_study
 
 # Sentences of a verdict that are shown, and hospitals in a plot and in a note.
 SENTENCES, ROWS, NAMED = 20, 80, 20
@@ -40,7 +53,6 @@ KINDS = {
     UNKNOWN: ("#7F7F7F", "diamond"),
     OTHER: ("#CC79A7", "square"),
 }
-AGAINST = {"to_one": "over one model", "to_alone": "over training alone"}
 VALIDATION, DROPPED, TEST = "validation", "validation, then dropped", "test"
 LACKING = "The folder lacks the run {}, which says {}."
 SHAPES = {VALIDATION: "circle", DROPPED: "cross", TEST: "diamond"}
@@ -287,82 +299,6 @@ def candidates(view: StudyView) -> Section | None:
         candidates_table(view.study),
     )
     return Section("The candidates", [text], [plot])
-
-
-def candidates_table(study: Mapping[str, Any]) -> Table:
-    """A row for each candidate that was compared: its mean at each comparison and on test samples, and its fate."""
-    verdict, rungs = study["verdict"], study["rungs"]
-    tested, chosen = (
-        ({}, "") if verdict is None else (verdict["tested"], verdict["chosen"]["name"])
-    )
-    rows = []
-    for name, title in shown(study).items():
-        means = [number(rung["means"].get(name)) for rung in rungs]
-        drops = {
-            rung["rounds"]: rung["dropped"][name]
-            for rung in rungs
-            if name in rung["dropped"]
-        }
-        fates = (
-            ["chosen"]
-            if name == chosen
-            else [f"dropped after {at} rounds: {why}" for at, why in drops.items()]
-        )
-        rows.append(
-            [
-                title,
-                *means,
-                number(tested.get(name)),
-                cut(fates[0], 500) if fates else "-",
-            ]
-        )
-    validations = [f"validation, {rung['rounds']} rounds" for rung in rungs]
-    return Table(["candidate", *validations, "test", "what became of it"], rows)
-
-
-def shown(study: Mapping[str, Any]) -> dict[str, str]:
-    """The title of each candidate that was compared, as it is shown."""
-    names = dict.fromkeys(
-        name for rung in study["rungs"] for name in (*rung["means"], *rung["dropped"])
-    )
-    return dict(
-        zip(names, told_apart(study["titles"].get(name, name) for name in names))
-    )
-
-
-def hospitals_table(study: Mapping[str, Any]) -> Table:
-    """A row for each hospital: the chosen candidate there, and what it gains over one model and over training alone.
-
-    Intervals are of its own patients, and hold together for all hospitals of a column with 95 %.
-    """
-    people = study["verdict"]["hospitals"]
-    rows = [
-        [
-            cut(h["name"]),
-            number(h["tested"]),
-            number(h["value"]),
-            *(_gain(h[key]) for key in AGAINST),
-        ]
-        for h in people
-    ]
-    gains = (f"gain {words}" for words in AGAINST.values())
-    return Table(
-        ("hospital", "test samples", measure_name(study["verdict"]["metric"]), *gains),
-        rows,
-    )
-
-
-def _gain(gain: Mapping[str, Any] | None) -> str:
-    """``+0.050 (0.020 to 0.080), gains``."""
-    if gain is None:
-        return "-"
-    known = (
-        []
-        if gain["gain"] is None
-        else [f"{signed(gain['gain'])} ({interval((gain['low'], gain['high']))})"]
-    )
-    needed = [] if gain["needed"] is None else [f"needs {number(gain['needed'])}"]
-    return ", ".join((*known, cut(gain["says"]), *needed))
 
 
 def _comparisons_spec(points: list[dict[str, Any]], titles: list[str]) -> vega.Spec:

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cfl_flare.data.classes import list_names
-from cfl_flare.report import vega
-from cfl_flare.report.page import (
-    ROWS,
+from cfl_flare.extensions.report import vega
+from cfl_flare.extensions.report.page import (
     SUPPORTED,
     Plot,
     Section,
@@ -20,7 +19,13 @@ from cfl_flare.report.page import (
     pairs,
     thinned,
 )
-from cfl_flare.report.text import (
+from cfl_flare.results.bootstrap import tenth_of, told_apart
+from cfl_flare.results.gate import gate_lines
+from cfl_flare.results.metrics import POOLED, POOLED_F1, of_training
+from cfl_flare.results.remarks import IMPROVING, floor_in_run, listed, missed_rounds
+from cfl_flare.results.schema import number as is_number
+from cfl_flare.results.tables import ROWS
+from cfl_flare.results.wording import (
     axis_title,
     cut,
     finite,
@@ -28,11 +33,6 @@ from cfl_flare.report.text import (
     measure_name,
     number,
 )
-from cfl_flare.results.bootstrap import tenth_of, told_apart
-from cfl_flare.results.gate import gate_lines
-from cfl_flare.results.metrics import POOLED, POOLED_F1, of_training
-from cfl_flare.results.remarks import IMPROVING, floor_in_run, listed, missed_rounds
-from cfl_flare.results.schema import number as is_number
 
 # Of a class with fewer test samples participants say that alone; see `cfl_flare.engine.observers.bootstrap`.
 FEWEST = 10

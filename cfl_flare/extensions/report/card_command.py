@@ -17,13 +17,13 @@ from cfl_flare.core.config import check_run_name, one_line, require
 from cfl_flare.core.errors import CFLError, ConfigError
 from cfl_flare.core.files import atomic_write, make_folder
 from cfl_flare.data.columns import Columns
-from cfl_flare.report.card import (
+from cfl_flare.extensions.report.card import (
     build_card,
     compare_candidates,
     compare_runs,
     render_card,
 )
-from cfl_flare.report.vega import as_json
+from cfl_flare.extensions.report.vega import as_json
 from cfl_flare.results.run_dir import MODELS, SUMMARY, Run, find_runs, load_run
 from cfl_flare.results.served import columns_of
 from cfl_flare.results.study import STUDY, find_study, load_study

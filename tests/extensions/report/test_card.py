@@ -16,7 +16,7 @@ import yaml
 
 from cfl_flare.cli import main
 from cfl_flare.core.arrays import save_arrays
-from cfl_flare.report.card import show_value
+from cfl_flare.extensions.report.card import show_value
 from cfl_flare.results.ancestry import Ancestor, Ancestry
 from cfl_flare.results.bootstrap import BOOTSTRAP
 from cfl_flare.results.run_dir import load_run

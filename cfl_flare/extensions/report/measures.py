@@ -13,9 +13,9 @@ import numpy as np
 from rich import filesize
 
 from cfl_flare.core.files import read_text
-from cfl_flare.report import vega
-from cfl_flare.report.clusters import PEOPLE
-from cfl_flare.report.page import (
+from cfl_flare.extensions.report import vega
+from cfl_flare.extensions.report.clusters import PEOPLE
+from cfl_flare.extensions.report.page import (
     Plot,
     Section,
     Table,
@@ -24,7 +24,6 @@ from cfl_flare.report.page import (
     line_plot,
     thinned,
 )
-from cfl_flare.report.text import axis_title, finite, measure_name, number, unique
 from cfl_flare.results.curves import (
     ALL,
     DIFFERENCE,
@@ -40,6 +39,7 @@ from cfl_flare.results.pooled import FEWEST
 from cfl_flare.results.remarks import listed
 from cfl_flare.results.run_dir import CROSS_SITE, CROSS_SITE_KEYS
 from cfl_flare.results.schema import number as is_number
+from cfl_flare.results.wording import axis_title, finite, measure_name, number, unique
 
 # Measures of calibration, by the names that tasks give them.
 CALIBRATION = {"ece": "Calibration error (ECE)", "brier": "Brier score"}

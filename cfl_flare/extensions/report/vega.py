@@ -25,7 +25,7 @@ from typing import Any
 
 from cfl_flare.core.config import one_line
 from cfl_flare.core.errors import NoPlotsError
-from cfl_flare.report.text import finite
+from cfl_flare.results.wording import finite
 
 Spec = dict[str, Any]
 

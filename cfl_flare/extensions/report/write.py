@@ -10,17 +10,27 @@ from pathlib import Path
 from cfl_flare.core.config import one_line, require
 from cfl_flare.core.errors import FileError
 from cfl_flare.core.files import atomic_write
-from cfl_flare.report.clusters import moves, number_of_clusters, quality, sizes
-from cfl_flare.report.comparison import comparison_report
-from cfl_flare.report.facts import failures, head, participants, settings
-from cfl_flare.report.figures import draw, draw_comparison
-from cfl_flare.report.measures import convergence, cross_site, discrimination, traffic
-from cfl_flare.report.page import Section, View, page, sections
-from cfl_flare.report.study import study_report
-from cfl_flare.report.text import cut
-from cfl_flare.report.who import who
+from cfl_flare.extensions.report.clusters import (
+    moves,
+    number_of_clusters,
+    quality,
+    sizes,
+)
+from cfl_flare.extensions.report.comparison import comparison_report
+from cfl_flare.extensions.report.facts import failures, head, participants, settings
+from cfl_flare.extensions.report.figures import draw, draw_comparison
+from cfl_flare.extensions.report.measures import (
+    convergence,
+    cross_site,
+    discrimination,
+    traffic,
+)
+from cfl_flare.extensions.report.page import Section, View, page, sections
+from cfl_flare.extensions.report.study import study_report
+from cfl_flare.extensions.report.who import who
 from cfl_flare.results.run_dir import SUMMARY, Run, find_runs, load_run
 from cfl_flare.results.study import STUDY
+from cfl_flare.results.wording import cut
 
 REPORT = "report.html"
 LARGEST = 2_000_000

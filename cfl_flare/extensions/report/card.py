@@ -20,13 +20,13 @@ from cfl_flare.core import __version__
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.files import file_sha256
 from cfl_flare.data.columns import Columns
-from cfl_flare.report.facts import flattened
-from cfl_flare.report.page import View, cluster_label
-from cfl_flare.report.text import cut, interval, is_finite, number
+from cfl_flare.extensions.report.facts import flattened
+from cfl_flare.extensions.report.page import View, cluster_label
 from cfl_flare.results.ancestry import ANCESTRY, Ancestry
 from cfl_flare.results.bootstrap import read_draws
 from cfl_flare.results.gate import why_not
 from cfl_flare.results.run_dir import MODELS, Run
+from cfl_flare.results.wording import cut, interval, is_finite, number
 
 Facts = Mapping[str, Any]
 
@@ -281,7 +281,7 @@ def render_card(card: Facts) -> str:
     measures = dict.fromkeys(
         measure for row in card["comparison"] for measure in row["figures"]
     )
-    loader = PackageLoader("cfl_flare.report", "html")
+    loader = PackageLoader("cfl_flare.extensions.report", "html")
     environment = Environment(
         loader=loader, undefined=StrictUndefined, finalize=show_value, trim_blocks=True
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cfl_flare.cli import main
-from cfl_flare.report import vega
-from cfl_flare.report.study import (
+from cfl_flare.extensions.report import vega
+from cfl_flare.extensions.report.study import (
     ROWS,
     StudyView,
     candidates,
@@ -22,10 +22,10 @@ from cfl_flare.report.study import (
     together,
     verdict,
 )
-from cfl_flare.report.write import LARGEST, REPORT, try_to_write
+from cfl_flare.extensions.report.write import LARGEST, REPORT, try_to_write
 from cfl_flare.results.study import load_study
+from tests.extensions.report.test_html import only_text
 from tests.helpers import made
-from tests.report.test_html import only_text
 
 NAMES = [f"h{i}" for i in range(9)]
 TITLES = ("one for all", "groups", "other groups")

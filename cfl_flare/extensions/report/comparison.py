@@ -10,10 +10,9 @@ from functools import cached_property
 from pathlib import Path
 
 from cfl_flare.core.errors import CFLError
-from cfl_flare.report import vega
-from cfl_flare.report.clusters import sizes_plot
-from cfl_flare.report.page import (
-    ROWS,
+from cfl_flare.extensions.report import vega
+from cfl_flare.extensions.report.clusters import sizes_plot
+from cfl_flare.extensions.report.page import (
     Plot,
     Section,
     Series,
@@ -24,8 +23,10 @@ from cfl_flare.report.page import (
     sections,
     thinned,
 )
-from cfl_flare.report.table import runs_table
-from cfl_flare.report.text import (
+from cfl_flare.results.bootstrap import Difference, paired_difference
+from cfl_flare.results.run_dir import Run
+from cfl_flare.results.tables import ROWS, runs_table
+from cfl_flare.results.wording import (
     axis_title,
     cut,
     finite,
@@ -35,8 +36,6 @@ from cfl_flare.report.text import (
     told_apart,
     unique,
 )
-from cfl_flare.results.bootstrap import Difference, paired_difference
-from cfl_flare.results.run_dir import Run
 
 # Runs that are drawn, and those whose participants are compared with the first run's; the table has them all.
 RUNS, GAINS = 10, 6

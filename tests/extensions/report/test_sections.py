@@ -17,19 +17,19 @@ from PIL import Image
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data import DataConfig, Digits
+from cfl_flare.extensions.report import vega
+from cfl_flare.extensions.report.clusters import SMALLER, moves, number_of_clusters, sizes
+from cfl_flare.extensions.report.facts import failures, head, participants
+from cfl_flare.extensions.report.figures import FIGURES, draw, draw_comparison, draw_partition, figure, save
+from cfl_flare.extensions.report.measures import convergence, cross_site, discrimination
+from cfl_flare.extensions.report.page import Section, View, file, sections, thinned
+from cfl_flare.extensions.report.who import cosines, who
+from cfl_flare.extensions.report.write import run_report
 from cfl_flare.methods import IFCA, FedAvg, FeSEM, WeCFL
-from cfl_flare.report import vega
-from cfl_flare.report.clusters import SMALLER, moves, number_of_clusters, sizes
-from cfl_flare.report.facts import failures, head, participants
-from cfl_flare.report.figures import FIGURES, draw, draw_comparison, draw_partition, figure, save
-from cfl_flare.report.measures import convergence, cross_site, discrimination
-from cfl_flare.report.page import Section, View, file, sections, thinned
-from cfl_flare.report.table import results_table
-from cfl_flare.report.who import cosines, who
-from cfl_flare.report.write import run_report
 from cfl_flare.results.bootstrap import interval
 from cfl_flare.results.curves import CURVES, Curve, Curves, save_curves
 from cfl_flare.results.run_dir import Run, load_run
+from cfl_flare.results.tables import results_table
 from cfl_flare.training.bootstrap import drawn_rows, replicates
 from cfl_flare.training.tasks import build_task
 from tests.helpers import made
@@ -511,7 +511,7 @@ def test_hostile_names_are_text_in_a_picture(tmp_path):
 def test_names_from_anywhere_are_neither_markup_nor_formulas(tmp_path):
     from rich.console import Console
 
-    from cfl_flare.report.table import print_whole, results_table
+    from cfl_flare.results.tables import print_whole, results_table
 
     rounds(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +14,15 @@ from rich import filesize
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Table as TerminalTable
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.text import plain
-from cfl_flare.report import page
-from cfl_flare.report.text import cut, measure_name, number_text, signed
 from cfl_flare.results.bootstrap import paired_difference, tenth_of
 from cfl_flare.results.metrics import ACCURACY, POOLED, POOLED_F1, of_training
 from cfl_flare.results.remarks import IMPROVING, floor_in_run, missed_rounds
 from cfl_flare.results.run_dir import Run
+from cfl_flare.results.wording import cut, measure_name, number_text, signed
 
 if TYPE_CHECKING:
     from cfl_flare.data import PartitionReport
@@ -35,6 +35,18 @@ MOST, NAMED = 2, 10
 LARGEST = "training samples of the largest classes"
 TEXTS = ("folder", "what became of it", LARGEST)
 
+# Rows of a table; a table with more shows the first ones, and says how many are left out.
+ROWS = 500
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text, of which the page shows ``most`` rows. A row's first cell is its heading."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    most: int = ROWS
+
 
 def in_table(name: Any, limit: int = 200) -> str:
     r"""A name for a table of rich: one line, cut, and no markup.
@@ -45,7 +57,7 @@ def in_table(name: Any, limit: int = 200) -> str:
     return escape(plain(str(name), limit))
 
 
-def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
+def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> TerminalTable:
     """The table of `runs_table` for the terminal; below it is who missed rounds and why, and what the floor changed."""
     where = (
         "as training scripts report"
@@ -60,9 +72,9 @@ def results_table(runs: Sequence[Run], folders: Sequence[str] = ()) -> Table:
     return table
 
 
-def printed(title: str, table: page.Table) -> Table:
+def printed(title: str, table: Table) -> TerminalTable:
     """A report's table for the terminal."""
-    for_terminal = Table(
+    for_terminal = TerminalTable(
         title=title, title_justify="left", box=None, padding=(0, 1, 0, 0)
     )
     for column in table.columns:
@@ -77,7 +89,7 @@ def printed(title: str, table: page.Table) -> Table:
 
 def runs_table(
     runs: Sequence[Run], labels: Sequence[str], folders: Sequence[str] = ()
-) -> page.Table:
+) -> Table:
     """One line per run: the results of its served models on the participants' own test splits after the last round.
 
     Metrics are means weighted by the participants' training samples, or a script's steps: those by which the runs are
@@ -145,7 +157,7 @@ def runs_table(
     ]
     columns += [("folder", [cut(folder, 200) for folder in folders])] if folders else []
     rows = zip([cut(label, 200) for label in labels], *(cells for _, cells in columns))
-    return page.Table(
+    return Table(
         ("method", *(title.strip() for title, _ in columns)), [*map(list, rows)]
     )
 
@@ -208,7 +220,7 @@ def _sizes(final: Mapping[str, Any]) -> str:
     )
 
 
-def print_whole(console: Console, table: Table) -> None:
+def print_whole(console: Console, table: TerminalTable) -> None:
     """Prints a table in full width: in a narrower terminal its lines wrap, and nothing is cut off."""
     table.width = Measurement.get(
         console, console.options.update(max_width=1000), table
@@ -246,7 +258,7 @@ def missed_lines(runs: Sequence[Run]) -> list[str]:
     return [in_table(line) for line in lines]
 
 
-def partition_table(report: PartitionReport) -> Table:
+def partition_table(report: PartitionReport) -> TerminalTable:
     """One line per participant: its true group, its samples, and its classes with their training samples.
 
     The last lines are the totals and the samples of the source that stayed unused.
@@ -276,5 +288,5 @@ def partition_table(report: PartitionReport) -> Table:
     )
     return printed(
         title,
-        page.Table(("participant", "group", "train", "test", "classes", LARGEST), rows),
+        Table(("participant", "group", "train", "test", "classes", LARGEST), rows),
     )

@@ -18,14 +18,13 @@ from markupsafe import Markup
 
 from cfl_flare.core import __version__
 from cfl_flare.core.config import one_line
-from cfl_flare.report import vega
-from cfl_flare.report.text import cut, finite, measure_name, number, unique
+from cfl_flare.extensions.report import vega
 from cfl_flare.results.run_dir import Run
+from cfl_flare.results.tables import Table
+from cfl_flare.results.wording import cut, finite, measure_name, number, unique
 
 T = TypeVar("T")
 
-# Rows of a table; a table with more shows the first ones, and says how many are left out.
-ROWS = 500
 # Rounds on an axis: more points than that are closer than a line is wide.
 ROUNDS = 100
 # Clusters that get a line of their own.
@@ -34,15 +33,6 @@ CLUSTERS = 10
 SUPPORTED = "served_supported_f1"
 # By line: its values by round.
 Series = dict[str, dict[int, float]]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of text, of which the page shows ``most`` rows. A row's first cell is its heading."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    most: int = ROWS
 
 
 def pairs(rows: Iterable[tuple[Any, Any]]) -> Table:
@@ -305,7 +295,7 @@ def page(title: str, subtitle: str, parts: Sequence[Section]) -> str:
     """
     plots = any(part.plots for part in parts)
     environment = Environment(
-        loader=PackageLoader("cfl_flare.report", "html"),
+        loader=PackageLoader("cfl_flare.extensions.report", "html"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -335,7 +325,9 @@ def page(title: str, subtitle: str, parts: Sequence[Section]) -> str:
 
 def file(name: str) -> str:
     return (
-        files("cfl_flare.report").joinpath(f"html/{name}").read_text(encoding="utf-8")
+        files("cfl_flare.extensions.report")
+        .joinpath(f"html/{name}")
+        .read_text(encoding="utf-8")
     )
 
 

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names and numbers from a run's files, which may be anybody's, as tables and the report show them.
 
-Names are cut to one line here. The page's template escapes them for HTML, and `cfl_flare.report.vega.as_json` for a
-script's element.
+Names are cut to one line here. A page's template escapes them for HTML, and for a script's element.
 """
 
 from __future__ import annotations

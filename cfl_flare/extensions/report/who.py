@@ -11,10 +11,17 @@ from pathlib import Path
 import numpy as np
 
 from cfl_flare.core.errors import PayloadError
-from cfl_flare.report import vega
-from cfl_flare.report.page import Plot, Section, Table, View, cluster_label, thinned
-from cfl_flare.report.text import finite, number
+from cfl_flare.extensions.report import vega
+from cfl_flare.extensions.report.page import (
+    Plot,
+    Section,
+    Table,
+    View,
+    cluster_label,
+    thinned,
+)
 from cfl_flare.results.run_dir import Features, read_features
+from cfl_flare.results.wording import finite, number
 
 # Participants in a matrix: with more, a cell is smaller than a finger.
 CELLS = 60

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from cfl_flare.cli import main
 from cfl_flare.core.errors import ConfigError, FileError, NoPlotsError
+from cfl_flare.extensions.report import vega
+from cfl_flare.extensions.report.comparison import Runs, comparison_report, result
+from cfl_flare.extensions.report.page import Section, Table, View, page
+from cfl_flare.extensions.report.vega import as_json
+from cfl_flare.extensions.report.write import LARGEST, REPORT, SECTIONS, run_report, try_to_write, write
 from cfl_flare.methods import FedAvg, WeCFL
-from cfl_flare.report import vega
-from cfl_flare.report.comparison import Runs, comparison_report, result
-from cfl_flare.report.page import Section, Table, View, page
-from cfl_flare.report.text import told_apart
-from cfl_flare.report.vega import as_json
-from cfl_flare.report.write import LARGEST, REPORT, SECTIONS, run_report, try_to_write, write
 from cfl_flare.results.run_dir import load_run
+from cfl_flare.results.wording import told_apart
 from tests.helpers import made
 from tests.helpers.made import change
 from tests.helpers.tiny import rounds

@@ -1,0 +1,181 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Extensions: features that leave the package if their folder is deleted.
+
+Each folder here is a package with an object `EXTENSION`. Another package adds an extension by an entry point of the
+group `cfl_flare.extensions`, which names such an object. An extension changes what it wants to change by overriding
+the methods and attributes of `Extension`, the hooks. It may import everything. The rest of the package imports no
+extension by name: it asks this module for all of them.
+
+This module and the ``__init__`` of an extension import nothing heavy, because each command and each site imports them.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cfl_flare.core.config import one_line, require
+from cfl_flare.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cfl_flare.cli.options import Parser
+    from cfl_flare.results.run_dir import Run
+
+# Another package names its extension by an entry point of this group.
+GROUP = "cfl_flare.extensions"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of ``cfl-flare``.
+
+    Attributes:
+        module: the module with a function of the command's name, and one that adds its options:
+            ``add_NAME_options``. It is imported when the command is chosen.
+        help: one line.
+    """
+
+    module: str
+    help: str
+
+
+class Extension:
+    """A feature, as hooks that the rest of the package calls. Each hook does nothing unless it is overridden.
+
+    Attributes:
+        name: the name of the folder, or of the entry point.
+        requires: names of the extensions that this one needs.
+        commands: commands of ``cfl-flare``, by name.
+    """
+
+    name: ClassVar[str]
+    requires: ClassVar[Sequence[str]] = ()
+    commands: ClassVar[Mapping[str, Command]] = {}
+
+    def extend_command(self, name: str, command: Parser) -> None:
+        """Add options to a command of another room, or wrap its function.
+
+        Args:
+            name: of the command, such as ``show``.
+            command: its parser. The default ``execute`` is the command's function of the parsed arguments.
+        """
+
+    def add_columns(self, run: Run) -> Mapping[str, str]:
+        """Give a run's cells in columns of the table of results, by the column's title.
+
+        Args:
+            run: it has been read from its folder.
+
+        Returns:
+            The cells. A run without a column's cell has a dash there.
+        """
+        return {}
+
+    def present_results(self, folder: Path, runs: Sequence[Run]) -> str | None:
+        """Present a run or a study that has just ended, or runs beside each other. No result depends on it.
+
+        Args:
+            folder: of the run or of the study, or the one with the runs below it.
+            runs: that are compared; none if the folder is of one run or study.
+
+        Returns:
+            A line that says why nothing could be presented; None if it was.
+        """
+        return None
+
+
+@cache
+def list_extensions() -> Sequence[Extension]:
+    """List the extensions that are installed, each after those that it requires.
+
+    Raises:
+        ConfigError: an extension of another package cannot be imported, is none, has a name that is taken, or requires
+            one that is not installed.
+    """
+    extensions: dict[str, Extension] = {}
+    for folder in sorted(pkgutil.iter_modules(__path__)):
+        if folder.ispkg:
+            module = import_module(f"{__name__}.{folder.name}")
+            extensions[folder.name] = module.EXTENSION
+    for point in sorted(entry_points(group=GROUP)):
+        where = f"extensions: {point.name} = {point.value!r}"
+        try:
+            extension = point.load()
+        except Exception as error:
+            reason = f"{where} cannot be imported ({one_line(error)})"
+            hint = "hint: repair or uninstall the package that has this entry point"
+            raise ConfigError(f"{reason}\n{hint}") from error
+        is_named = isinstance(extension, Extension) and extension.name == point.name
+        wanted = f"{where} is invalid: expected an Extension whose name is {point.name}"
+        require(is_named, wanted)
+        require(point.name not in extensions, f"{where} is invalid: the name is taken")
+        extensions[point.name] = extension
+    return sort_by_need(extensions)
+
+
+def sort_by_need(extensions: Mapping[str, Extension]) -> Sequence[Extension]:
+    """Sort extensions so that each one stands after those that it requires.
+
+    Args:
+        extensions: by name.
+
+    Returns:
+        The extensions. Those that do not depend on each other keep their order.
+
+    Raises:
+        ConfigError: one requires an extension that is not installed, or two require each other.
+    """
+    ordered: dict[str, Extension] = {}
+
+    def place(name: str, needed_by: Sequence[str]) -> None:
+        if name in ordered:
+            return
+        circle = f"extensions: {name} is invalid: it requires itself by {needed_by}"
+        require(name not in needed_by, circle)
+        for other in extensions[name].requires:
+            missing = f"extensions: {name} is invalid: it requires {other}, which is not installed"
+            hint = f"hint: install the extension {other}, or remove {name}"
+            require(other in extensions, f"{missing}\n{hint}")
+            place(other, (*needed_by, name))
+        ordered[name] = extensions[name]
+
+    for name in extensions:
+        place(name, ())
+    return tuple(ordered.values())
+
+
+def list_commands() -> dict[str, Command]:
+    """List the commands of all extensions, by name."""
+    commands: dict[str, Command] = {}
+    for extension in list_extensions():
+        commands |= extension.commands
+    return commands
+
+
+def present_results(folder: Path, runs: Sequence[Run] = ()) -> list[str]:
+    """Let each extension present results; see `Extension.present_results`.
+
+    Returns:
+        The lines that say why something could not be presented.
+    """
+    remarks = []
+    for extension in list_extensions():
+        remark = extension.present_results(folder, runs)
+        if remark is not None:
+            remarks.append(remark)
+    return remarks
+
+
+def collect_columns(run: Run) -> dict[str, str]:
+    """Collect a run's cells of all extensions; see `Extension.add_columns`."""
+    cells: dict[str, str] = {}
+    for extension in list_extensions():
+        cells |= extension.add_columns(run)
+    return cells
