@@ -23,12 +23,12 @@ import pandas as pd
 import torch
 from common import provenance, write_json
 
-from cfl_flare.cli.drift import FEWEST, losses, rise
 from cfl_flare.data import DataConfig, Samples
 from cfl_flare.data.hospitals import STROKE_COLUMNS, Stroke
 from cfl_flare.data.table import Table
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.plan import RunPlan
+from cfl_flare.extensions.aftercare.drift import FEWEST, losses, rise
 from cfl_flare.results.model_file import read_model
 from cfl_flare.training.tasks import build_task
 

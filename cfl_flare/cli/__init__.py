@@ -35,22 +35,9 @@ COMMANDS = {
         "run",
         "deal a data set out and report who gets what, without training",
     ),
-    "onboard": (
-        "run",
-        "give a participant that was not in training its cluster and its model",
-    ),
     "show": ("show", "print a run's table again"),
     "site": ("site", "for the operator of a site: prepare its kit, check its data"),
     "columns": ("site_columns", "put together what all sites' tables have, for a job"),
-    "predict": ("predict", "predict with a run's model, at a site or at the server"),
-    "drift": (
-        "drift",
-        "say whether a hospital's new data has left the cluster whose model it was given",
-    ),
-    "convert": (
-        "predict",
-        "write a run's model as an ONNX graph, with a JSON file that describes it",
-    ),
     "templates": ("export", "write FLARE's job templates, for 'nvflare job create'"),
 }
 

@@ -19,12 +19,10 @@ from rich.table import Table
 from torch.nn import Module
 
 from cfl_flare.cli import site_check as check
-from cfl_flare.cli.site_columns import add_site_columns, site_columns
-from cfl_flare.cli.drift import site_data
 from cfl_flare.cli.options import Parser, add_settings, given
-from cfl_flare.cli.predict import find_model
+from cfl_flare.cli.site_columns import add_site_columns, site_columns
 from cfl_flare.cli.site_ledger import show_ledger
-from cfl_flare.cli.specs import own_source
+from cfl_flare.cli.specs import own_source, site_data
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import build, from_dict, require
 from cfl_flare.core.errors import UnfitError
@@ -37,6 +35,7 @@ from cfl_flare.flare.allowed import CLASSES, Policy
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.job_record import JobRecord, describe_rounds
 from cfl_flare.results.model_file import model_of, read_model
+from cfl_flare.results.served import find_model
 from cfl_flare.training.ensemble import Ensemble, Served
 from cfl_flare.training.membership import attacks
 from cfl_flare.training.resident import ResidentModel

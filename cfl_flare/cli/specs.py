@@ -19,7 +19,7 @@ from cfl_flare.core.config import build, from_dict, parse_spec, require
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.files import read_json
 from cfl_flare.core.settings import pick
-from cfl_flare.data import SOURCES, DataConfig, DataSource, SiteData
+from cfl_flare.data import SOURCES, DataConfig, DataSource, ParticipantData, SiteData
 from cfl_flare.data.files import expanded, from_here
 from cfl_flare.data.frames import is_table
 from cfl_flare.data.loading import read
@@ -29,6 +29,7 @@ from cfl_flare.engine.indicator import samples_to_set_aside
 from cfl_flare.engine.plan import CONCERNS
 from cfl_flare.methods import Groups, Method, build_method
 from cfl_flare.models import MODELS
+from cfl_flare.results import schema
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import LearningTask
 
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
 BY_DATA = "data"
 # How a user's own samples are dealt out in a simulation unless the user says it.
 OF_OWN_DATA = "iid"
+
+# How a site's own copy of a served model was made.
+MADE_WITH: schema.Fields = {
+    **dict.fromkeys(("source", "data", "training"), schema.json_object),
+    "seed": schema.count,
+}
 
 
 def read_source(text: str, here: bool = True) -> DataSource:
@@ -334,3 +341,23 @@ def nearest_folder(path: Path) -> Path:
 
 def is_writable(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
+def site_data(
+    path: Path, meta: Mapping[str, Any], named: str | None
+) -> tuple[ParticipantData, dict[str, Any]]:
+    """A site's own data, on which a model was trained that it keeps, and the settings with which."""
+    way_out = "name a file in served/ of a run on what this site named by $CFL_DATA"
+    require("made_with" in meta, f"{path} does not say how it was trained; {way_out}")
+    made_with = schema.checked(meta["made_with"], str(path), MADE_WITH)
+    of_site = (
+        made_with["source"].get("class_path")
+        == f"{SiteData.__module__}.{SiteData.__name__}"
+    )
+    require(of_site, f"{path} was trained on other data; {way_out}")
+    source = from_dict(SiteData, made_with["source"].get("args", {}), f"{path}: source")
+    source = source if named is None else replace(source, path=named)
+    (data,) = from_dict(DataConfig, made_with["data"], f"{path}: data").host(
+        source, path.stem, 0, 1
+    )
+    return data, made_with

@@ -138,6 +138,52 @@ def _model_file(run: str | Path, slot: str) -> Path:
     )
 
 
+def find_model(run: Path, slot: str | None, participant: str | None = None) -> Path:
+    """The file of a slot's model, or of the only one; without a slot, of what a participant predicted with.
+
+    It is looked for in a run's folder or one above it, or in a site's folder of a run below the state root.
+    """
+    if run.is_file():
+        return run
+    require(
+        run.is_dir(),
+        f"predict: {str(run)!r} is neither a model's file nor a folder with models",
+    )
+    if slot is None and participant is not None:
+        return served_file(run, participant)
+    folder = next(
+        (run / name for name in (MODELS, SERVED) if (run / name).is_dir()), None
+    )
+    paths = (
+        sorted(folder.glob("*.safetensors"))
+        if folder
+        else sorted(run.glob(f"*/{SERVED}/*.safetensors"))
+    )
+    if not paths:
+        paths = sorted((the_run(run) / MODELS).glob("*.safetensors"))
+    chosen = [path for path in paths if slot in (None, path.stem)]
+    if len(chosen) != 1:
+        slots = ", ".join(path.stem for path in paths) or "none"
+        wanted = (
+            "several models; choose one with --slot"
+            if slot is None
+            else f"no single model {slot!r}"
+        )
+        people = sorted(
+            path.stem
+            for path in (paths[0].parents[1] if paths else run).glob(
+                f"{SERVED}/*.safetensors"
+            )
+        )
+        who = (
+            f"; or choose who predicts with --participant: {listed(people)}"
+            if people
+            else ""
+        )
+        raise ConfigError(f"predict: {str(run)!r} has {wanted}; it has: {slots}{who}")
+    return chosen[0]
+
+
 def served_file(run: Path, participant: str) -> Path:
     """The file of what a participant predicted with at the end of a run.
 

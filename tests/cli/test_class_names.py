@@ -17,6 +17,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.data.agreement import agreed
 from cfl_flare.data.columns import Column, Columns
 from tests.helpers.files import write_npz
+from tests.helpers.needs import needs_extension
 
 
 def write_image_folder(root: Path, names: list[str], count: int = 30) -> Path:
@@ -55,6 +56,7 @@ def predict(out: Path, model: Path, data: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+@needs_extension("aftercare")
 def test_names_go_from_folders_to_predictions_and_newcomers(tmp_path, capfd):
     data = write_image_folder(tmp_path / "data", ["a-benign", "b-malignant"])
     summary = run_fedavg_on(tmp_path / "out", f"folder:path={data}", "--participants", "2")
@@ -89,6 +91,7 @@ def test_site_check_shows_names(tmp_path, capfd):
     assert "a-benign: 24+6, b-malignant: 24+6" in " ".join(capfd.readouterr().out.split())
 
 
+@needs_extension("aftercare")
 def test_a_range_goes_from_a_run_to_predictions(tmp_path, capfd):
     """In Hounsfield units, class 1 is bone."""
     units = np.full((40, 4, 4), -500, np.int16)

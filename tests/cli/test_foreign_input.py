@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import save_file
+from tests.cli.test_predict import write_digits_npz
 
 from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.results.run_dir import load_run
-from tests.cli.test_predict import write_digits_npz
+from tests.helpers.needs import needs_extension
 from tests.helpers.processes import bomb, odd_files, run_commands
 
 Runs = Callable[[str], Path]
@@ -53,6 +54,7 @@ def png(width: int, height: int) -> bytes:
     )
 
 
+@needs_extension("aftercare")
 def test_data_of_predict(runs: Runs, tmp_path: Path) -> None:
     model = next((runs("wecfl") / "clusters").glob("cluster-0.safetensors"))
     good = np.zeros((2, 8, 8), np.uint8)
@@ -127,6 +129,7 @@ def test_data_of_predict(runs: Runs, tmp_path: Path) -> None:
         assert reason in said[what], said[what]
 
 
+@needs_extension("aftercare")
 def test_models_of_predict(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trap.py").write_text(TRAP)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
@@ -231,6 +234,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
+@needs_extension("aftercare")
 def test_runs_of_show_and_onboard(runs: Runs, tmp_path: Path) -> None:
     cases: dict[str, Sequence[str | Path]] = {}
     data = write_digits_npz(tmp_path / "own.npz")
@@ -250,6 +254,7 @@ def test_runs_of_show_and_onboard(runs: Runs, tmp_path: Path) -> None:
     assert "more than 67,108,864" in said["sparse"]
 
 
+@needs_extension("aftercare")
 def test_states_of_onboard(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trap.py").write_text(TRAP)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")

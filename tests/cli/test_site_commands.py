@@ -16,7 +16,6 @@ from PIL import Image
 from cfl_flare.cli import main
 from cfl_flare.cli import site_check as check
 from cfl_flare.cli.options import SIMULATED
-from cfl_flare.cli.predict import find_model
 from cfl_flare.cli.specs import dealt_out, read_source
 from cfl_flare.core.config import build, describe
 from cfl_flare.core.errors import DataError
@@ -30,13 +29,14 @@ from cfl_flare.models import MLP
 from cfl_flare.results.balance import LedgerJob
 from cfl_flare.results.ledger import JobBooks, Ledger, Rules
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.results.served import save_served
+from cfl_flare.results.served import find_model, save_served
 from cfl_flare.training.ensemble import Served
 from cfl_flare.training.membership import attacks
 from cfl_flare.training.privacy import Spend, epsilon_of, rdp_of
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.files import write_npz
+from tests.helpers.needs import needs_extension
 from tests.helpers.processes import can_mount, on_small_disk
 from tests.helpers.tiny import coin
 
@@ -259,6 +259,7 @@ def predicted(tmp_path: Path, *words: str) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+@needs_extension("aftercare")
 def test_predictions_are_the_model_s_own(tmp_path):
     spec, model = mlp()
     save_served(tmp_path / "run" / "site" / "served", "ward", Served((model,)), spec, 3)
@@ -270,6 +271,7 @@ def test_predictions_are_the_model_s_own(tmp_path):
     ]
 
 
+@needs_extension("aftercare")
 def test_a_sum_of_models_predicts_from_a_folder_of_images_of_any_size(tmp_path):
     spec, model = mlp()
     save_served(tmp_path, "sum", Served((model, model)), spec, 3)
@@ -281,6 +283,7 @@ def test_a_sum_of_models_predicts_from_a_folder_of_images_of_any_size(tmp_path):
     assert float(rows[1][3]) == pytest.approx(4 / 6, abs=1e-6)  # 2 * 2 against 1 and 1
 
 
+@needs_extension("aftercare")
 def test_bad_input_of_predict_is_one_line(tmp_path, capsys, monkeypatch):
     spec, model = mlp()
     for name in ("a", "b"):
@@ -385,6 +388,7 @@ def test_what_columns_became_is_printed(capsys):
         assert line in printed
 
 
+@needs_extension("aftercare")
 def test_predict_takes_a_table_as_it_is(finished_runs, tmp_path, capsys):
     new = write_hospital_tables(tmp_path)[0]
     out, model = tmp_path / "p.csv", str(finished_runs / "fedavg")
@@ -407,6 +411,7 @@ def test_predict_takes_a_table_as_it_is(finished_runs, tmp_path, capsys):
     )
 
 
+@needs_extension("aftercare")
 def test_predictions_are_those_of_the_participant_s_own_test(finished_runs, tmp_path):
     """A participant's rows, as the raw file has them, give what was measured of it."""
     new = next(path for path in write_hospital_tables(tmp_path) if path.stem == "switzerland")
@@ -418,6 +423,7 @@ def test_predictions_are_those_of_the_participant_s_own_test(finished_runs, tmp_
     assert right > 0.6  # 93 % of them are ill; scaled as another hospital's they would be near chance
 
 
+@needs_extension("aftercare")
 def test_a_newcomer_s_table_fits(finished_runs, tmp_path, capsys):
     new = write_hospital_tables(tmp_path)[1]
     words = ["onboard", str(finished_runs / "wecfl-k2"), "--name", "elsewhere", "--out", str(tmp_path / "joined")]

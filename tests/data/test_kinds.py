@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cfl_flare.core.errors import DataError
 from cfl_flare.data.agreement import agreed, describe_near
 from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.frames import Reading, read_frame
@@ -110,20 +109,6 @@ def test_a_number_column_refuses_codes(tmp_path: Path) -> None:
     assert "row 24 holds '0744', a code" in says
     column, first = read_column(write_column(tmp_path, ["0", "0.5", "-0.5", "10"]))
     assert column.kind == "number" and first[:4].tolist() == [0, 0.5, -0.5, 10]
-
-
-def test_predictions_read_every_format_alike(tmp_path: Path) -> None:
-    """Trained from Parquet, a model took each code of a CSV file for an unknown one."""
-    from cfl_flare.cli.predict import read_rows
-
-    table = Table(write_column(tmp_path, ["0744", "010", "?"], "ward.parquet"), categories=["a"], absent=["?"])
-    train, _ = table.load()
-    preparation = table.preparation(train, train)
-    rows = [read_rows(Path(write_column(tmp_path, ["0744", "010", "?"], name)), preparation)[1] for name in FORMATS]
-    assert all(np.array_equal(rows[0], other) for other in rows)
-    assert rows[0][:2].tolist() == [[0, 1], [1, 0]]
-    with pytest.raises(DataError, match="hold '744', where the sites agreed on '0744'"):
-        read_rows(Path(write_column(tmp_path, [744, 744])), preparation)
 
 
 # ---- Booleans ----

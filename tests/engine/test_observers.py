@@ -38,6 +38,7 @@ from cfl_flare.training.ensemble import Served
 from cfl_flare.training.membership import ATTACKS, Counts, attacks, counted, halved, mean_likelihood
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import build_from_spec, run_loop
+from tests.helpers.needs import needs_extension
 from tests.helpers.play import DATA, MODEL, host_people
 from tests.helpers.tiny import LAYOUT, initial, update
 
@@ -590,6 +591,7 @@ def note_rates(run: Path, membership: dict[str, Any]) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "membership": membership}))
 
 
+@needs_extension("aftercare")
 def test_onboard_convert_and_a_job_stop_at_the_gate(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_loop(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.cli.test_predict import write_digits_npz
 
 from cfl_flare.cli import main
 from cfl_flare.cli.specs import build_named
@@ -38,7 +39,7 @@ from cfl_flare.methods import (
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import state_metadata, state_of
 from cfl_flare.training.ensemble import Served
-from tests.cli.test_predict import write_digits_npz
+from tests.helpers.needs import needs_extension
 from tests.helpers.play import assert_same_bank, play_rounds
 from tests.helpers.tiny import LAYOUT, answer_round, coin, initial, make_coin_learner, start_server, step_method, update
 from tests.methods.test_contract import run_contract_loop
@@ -375,6 +376,7 @@ def test_numbers_are_labels_in_their_order_and_a_warmup_leaves_rounds():
         Groups(groups=LABELS, warmup=3).check(LAYOUT, 3)
 
 
+@needs_extension("aftercare")
 def test_groups_of_a_file_and_of_the_data_and_newcomers_by_their_label(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     Path("groups.json").write_text(json.dumps(LABELS))

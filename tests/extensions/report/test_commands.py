@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from cfl_flare import DataConfig, Digits, ServerSettings, TrainSettings, run_loop
+from cfl_flare import DataConfig, Digits, ServerSettings, TrainSettings
 from cfl_flare.cli import main
 from cfl_flare.cli.specs import build_named
 from cfl_flare.extensions.report import vega
 from cfl_flare.extensions.report.facts import head
 from cfl_flare.extensions.report.figures import draw, draw_partition
 from cfl_flare.extensions.report.page import View
-from cfl_flare.models import Logistic
 from cfl_flare.results.remarks import IMPROVING
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.study import load_study
+from tests.helpers.loop import MODEL, run_loop
 from tests.helpers.made import write_run
 
 STUDY = ["study", "--participants", "6", "--partition", "iid", "--rounds", "2", "--rungs", "1", "--bootstrap", "50"]
@@ -94,7 +94,7 @@ def test_each_rule_is_drawn(spec, tmp_path):
 def test_the_number_of_clusters_is_drawn(name, tmp_path):
     run_loop(
         method=build_named(name),
-        model=Logistic((1, 8, 8), 10),
+        model=MODEL,
         source=Digits(),
         data=DataConfig(8, {"partition": "label_permutation", "groups": 2}),
         settings=ServerSettings(5, keep_features=True, cross_site_evaluation=True),

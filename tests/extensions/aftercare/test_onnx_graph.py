@@ -15,10 +15,10 @@ from cfl_flare.cli import main
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.data.columns import Column, Columns
 from cfl_flare.data.preparation import Preparation
+from cfl_flare.extensions.aftercare.onnx_graph import Portable, onnx_of, write_onnx
 from cfl_flare.models import MODELS
 from cfl_flare.training.ensemble import Ensemble
 from cfl_flare.training.losses import predicted
-from cfl_flare.training.onnx_graph import Portable, onnx_of, write_onnx
 from cfl_flare.training.tasks import Classification, Multilabel, Regression, Segmentation, Survival
 
 IMAGE = (1, 28, 28)

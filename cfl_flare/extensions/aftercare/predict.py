@@ -19,7 +19,7 @@ from cfl_flare.cli.options import Parser
 from cfl_flare.cli.specs import check_out, model_spec, new_file
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import build, one_line, require
-from cfl_flare.core.errors import ConfigError, DataError
+from cfl_flare.core.errors import DataError
 from cfl_flare.core.files import atomic_write, below, make_folder
 from cfl_flare.core.text import plain, shown
 from cfl_flare.data.columns import Columns
@@ -30,20 +30,19 @@ from cfl_flare.data.images import SUFFIXES, decoded
 from cfl_flare.data.pixels import check_range, scale_to
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.samples import channels_first, check_values, normalised
+from cfl_flare.extensions.aftercare.onnx_graph import Portable, write_onnx
 from cfl_flare.results.gate import check_file
 from cfl_flare.results.model_file import model_of, read_model, task_of
-from cfl_flare.results.remarks import listed
-from cfl_flare.results.run_dir import MODELS, SERVED, the_run
+from cfl_flare.results.run_dir import SERVED
 from cfl_flare.results.served import (
     PREPARATIONS,
     classes_of,
+    find_model,
     pixels_of,
     preparation_of,
-    served_file,
 )
 from cfl_flare.training.ensemble import Ensemble
 from cfl_flare.training.losses import predicted
-from cfl_flare.training.onnx_graph import Portable, write_onnx
 from cfl_flare.training.tasks import Binary, LearningTask
 
 ARRAYS = ("images", "test_images")
@@ -162,52 +161,6 @@ def cell(value: Any) -> Any:
     except ValueError:
         return f"'{value}" if value[:1] in FORMULA else value
     return value
-
-
-def find_model(run: Path, slot: str | None, participant: str | None = None) -> Path:
-    """The file of a slot's model, or of the only one; without a slot, of what a participant predicted with.
-
-    It is looked for in a run's folder or one above it, or in a site's folder of a run below the state root.
-    """
-    if run.is_file():
-        return run
-    require(
-        run.is_dir(),
-        f"predict: {str(run)!r} is neither a model's file nor a folder with models",
-    )
-    if slot is None and participant is not None:
-        return served_file(run, participant)
-    folder = next(
-        (run / name for name in (MODELS, SERVED) if (run / name).is_dir()), None
-    )
-    paths = (
-        sorted(folder.glob("*.safetensors"))
-        if folder
-        else sorted(run.glob(f"*/{SERVED}/*.safetensors"))
-    )
-    if not paths:
-        paths = sorted((the_run(run) / MODELS).glob("*.safetensors"))
-    chosen = [path for path in paths if slot in (None, path.stem)]
-    if len(chosen) != 1:
-        slots = ", ".join(path.stem for path in paths) or "none"
-        wanted = (
-            "several models; choose one with --slot"
-            if slot is None
-            else f"no single model {slot!r}"
-        )
-        people = sorted(
-            path.stem
-            for path in (paths[0].parents[1] if paths else run).glob(
-                f"{SERVED}/*.safetensors"
-            )
-        )
-        who = (
-            f"; or choose who predicts with --participant: {listed(people)}"
-            if people
-            else ""
-        )
-        raise ConfigError(f"predict: {str(run)!r} has {wanted}; it has: {slots}{who}")
-    return chosen[0]
 
 
 def read_images(

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from cfl_flare.cli.options import Parser
-from cfl_flare.cli.predict import find_model, outputs_of
-from cfl_flare.cli.specs import own_source, read_source
+from cfl_flare.cli.specs import own_source, read_source, site_data
 from cfl_flare.core.arrays import load_arrays
 from cfl_flare.core.config import from_dict, require
 from cfl_flare.core.errors import DataError, UnfitError
@@ -27,18 +26,13 @@ from cfl_flare.data.numbering import as_numbers, renumber
 from cfl_flare.data.pixels import check_range
 from cfl_flare.data.samples import Samples, check_values, normalised
 from cfl_flare.data.table import Table
-from cfl_flare.results import schema
+from cfl_flare.extensions.aftercare.predict import outputs_of
 from cfl_flare.results.model_file import read_model, task_of
 from cfl_flare.results.run_dir import MODELS, SUMMARY, load_run
-from cfl_flare.results.served import pixels_of
+from cfl_flare.results.served import find_model, pixels_of
 from cfl_flare.training.runtime import Split
 from cfl_flare.training.tasks import LearningTask
 
-# How a site's own copy of a served model was made.
-MADE_WITH: schema.Fields = {
-    **dict.fromkeys(("source", "data", "training"), schema.json_object),
-    "seed": schema.count,
-}
 # Permutations of the test, and the fewest patients with which a mean says something.
 PERMUTATIONS, FEWEST = 9999, 20
 # Two rises that differ by less are equal.
@@ -166,26 +160,6 @@ def reference(
     others = f"drift: --reference = {named!r} has no participant {shown(name)}"
     require(name in people, f"{others}; name the data of the run")
     return people[name]
-
-
-def site_data(
-    path: Path, meta: Mapping[str, Any], named: str | None
-) -> tuple[ParticipantData, dict[str, Any]]:
-    """A site's own data, on which a model was trained that it keeps, and the settings with which."""
-    way_out = "name a file in served/ of a run on what this site named by $CFL_DATA"
-    require("made_with" in meta, f"{path} does not say how it was trained; {way_out}")
-    made_with = schema.checked(meta["made_with"], str(path), MADE_WITH)
-    of_site = (
-        made_with["source"].get("class_path")
-        == f"{SiteData.__module__}.{SiteData.__name__}"
-    )
-    require(of_site, f"{path} was trained on other data; {way_out}")
-    source = from_dict(SiteData, made_with["source"].get("args", {}), f"{path}: source")
-    source = source if named is None else replace(source, path=named)
-    (data,) = from_dict(DataConfig, made_with["data"], f"{path}: data").host(
-        source, path.stem, 0, 1
-    )
-    return data, made_with
 
 
 def new_samples(

@@ -21,15 +21,18 @@ import torch
 from cfl_flare import load_model
 from cfl_flare.cli import main
 from cfl_flare.core.arrays import load_arrays
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, DataSource, Digits
 from cfl_flare.data.samples import normalised
+from cfl_flare.data.table import Table
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
+from cfl_flare.extensions.aftercare.predict import read_rows
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
+from tests.data.test_kinds import FORMATS, write_column
 from tests.engine.test_private import SPECS
 from tests.engine.test_tasks import Made, model_of
 from tests.helpers.loop import build_from_spec, kept_files, run_loop, run_of
@@ -301,9 +304,12 @@ class Mine(FedAvg):
 def test_onboard_asks_that_a_foreign_class_is_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, data = run_of(Mine(), tmp_path / "cfl", rounds=1), write_digits_npz(tmp_path / "own.npz")
     assert main(["onboard", str(folder), "--data", str(data)]) == 2
-    assert "the run names tests.cli.test_predict.Mine, which is not cfl_flare's own" in capsys.readouterr().err
+    assert (
+        "the run names tests.extensions.aftercare.test_predict.Mine, which is not cfl_flare's own"
+        in capsys.readouterr().err
+    )
     assert not (folder / "newcomers").exists()
-    assert main(["onboard", str(folder), "--data", str(data), "--allow", "tests.cli.test_predict.Mine"]) == 0
+    assert main(["onboard", str(folder), "--data", str(data), "--allow", f"{__name__}.Mine"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -359,3 +365,15 @@ def test_a_simulation_s_newcomers_stand_in_the_table(tmp_path: Path, capfd: pyte
         assert row.split()[column] == f"{newcomers['served_accuracy']:.3f}"
         assert len(newcomers["participants"]) == 6
         assert len(load_run(tmp_path / run).summary["participants"]) == 18
+
+
+def test_predictions_read_every_format_alike(tmp_path: Path) -> None:
+    """Trained from Parquet, a model took each code of a CSV file for an unknown one."""
+    table = Table(write_column(tmp_path, ["0744", "010", "?"], "ward.parquet"), categories=["a"], absent=["?"])
+    train, _ = table.load()
+    preparation = table.preparation(train, train)
+    rows = [read_rows(Path(write_column(tmp_path, ["0744", "010", "?"], name)), preparation)[1] for name in FORMATS]
+    assert all(np.array_equal(rows[0], other) for other in rows)
+    assert rows[0][:2].tolist() == [[0, 1], [1, 0]]
+    with pytest.raises(DataError, match="hold '744', where the sites agreed on '0744'"):
+        read_rows(Path(write_column(tmp_path, [744, 744])), preparation)
