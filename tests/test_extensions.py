@@ -4,6 +4,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 
 from cfl_flare import extensions
+from cfl_flare.cli import main
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.engine.observers import Observer, list_answering
 from cfl_flare.extensions import Extension, list_extensions, sort_by_need
 
 ROOT = Path(__file__).parents[1]
@@ -104,6 +107,74 @@ def test_a_circle_of_needs_is_refused():
         sort_by_need(circle)
 
 
+def test_the_registry_knows_each_command_of_a_folder():
+    stated = {name: {*names} for name, names in extensions.COMMANDS_OF.items()}
+    assert stated == {e.name: {*e.commands} for e in list_extensions() if e.name in FOLDERS and e.commands}
+
+
+@pytest.mark.parametrize("command", ["report", "predict"])
+def test_a_missing_command_names_its_extension(command, monkeypatch, capsys):
+    monkeypatch.setattr(extensions, "list_extensions", lambda: ())
+    assert main([command, "somewhere"]) == 2
+    names = {name for name, commands in extensions.COMMANDS_OF.items() if command in commands}
+    assert f"the command {command} is of the extension {names.pop()}, which is not installed" in capsys.readouterr().err
+
+
+# ---- The example of docs/extend.md ----
+
+
+@pytest.fixture
+def example(entry_points, tmp_path, monkeypatch):
+    """Installs the page's extension: its module, and its entry point as the page states it."""
+    page = (ROOT / "docs" / "extend.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (name, value) = re.findall(r'^(\w+) = "(.*)"$', page, re.MULTILINE)[0]
+    (tmp_path / "confidence.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    entry_points.append(EntryPoint(name, value, extensions.GROUP))
+    list_answering.cache_clear()
+    yield code
+    list_answering.cache_clear()
+    sys.modules.pop("confidence", None)
+
+
+WORDS = ["run", "--loop", "--participants", "4", "--partition", "iid", "--rounds", "2", "--method", "fedavg"]
+
+
+def test_the_page_s_extension_is_short(example):
+    lines = [line for line in example.splitlines() if line.strip()]
+    assert len(lines) <= 40
+
+
+def test_the_page_s_extension_measures_and_has_a_column(example, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    out = tmp_path / "out"
+    assert main([*WORDS, "--out", str(out)]) == 0
+    summary = json.loads((out / "fedavg" / "summary.json").read_text())
+    assert 0.1 < summary["confidence"] <= 1  # of ten classes, the largest probability is at least a tenth
+    printed = capfd.readouterr().out
+    (head,) = [line.split() for line in printed.splitlines() if line.startswith("method ")]
+    row = [line for line in printed.splitlines() if line.startswith("fedavg ")][-1]  # after the progress bars
+    assert "confidence" in head and f"{summary['confidence']:.3f}" in row
+
+
+def test_with_dp_a_site_answers_no_extension(example, tmp_path):
+    out = tmp_path / "out"
+    assert main([*WORDS, "--dp", "epsilon=8", "--out", str(out)]) == 0
+    assert "confidence" not in json.loads((out / "fedavg" / "summary.json").read_text())
+
+
+def test_a_key_that_is_taken_is_refused(entry_points, monkeypatch):
+    taken = type("Taken", (Observer,), {"key": "metrics"})
+    extension = make_extension("counting")
+    monkeypatch.setattr(extension, "list_answering", lambda: [taken], raising=False)
+    monkeypatch.setattr("cfl_flare.engine.observers.list_extensions", lambda: [extension])
+    list_answering.cache_clear()
+    with pytest.raises(ConfigError, match="counting is invalid: its key 'metrics' is taken"):
+        list_answering()
+    list_answering.cache_clear()
+
+
 # ---- The deletion test ----
 
 # A main job, in process and through FLARE's simulator. It prints the final figures and each round's.
@@ -128,6 +199,11 @@ options = {name: [o for a in known._actions for o in a.option_strings] for name,
 helps = {name: known.full_help() for name, known in commands.items()}
 print(json.dumps({"first": parser().format_help(), "options": options, "helps": helps}))
 """
+
+
+def pick_figures(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The measures of a round or a participant, and the sizes of clusters: all that no transport changes."""
+    return {key: value for key, value in record.items() if key.startswith("served_") or key in ("ari", "cluster_sizes")}
 
 
 @dataclass
@@ -159,10 +235,9 @@ class House:
         self.run("-m", "cfl_flare.cli", "run", *JOB, *words, "--out", str(out))
         (summary,) = out.glob("*/summary.json")
         rounds = [json.loads(line) for line in (summary.parent / "rounds.jsonl").read_text().splitlines()]
-        for record in rounds:
-            del record["seconds"]
-        kept = json.loads(summary.read_text())
-        return {"final": kept["final"], "participants": kept["participants"], "rounds": rounds}
+        people = json.loads(summary.read_text())["participants"]
+        by_name = {person["name"]: {**pick_figures(person), "cluster": person["cluster"]} for person in people}
+        return {"participants": by_name, "rounds": [pick_figures(record) for record in rounds]}
 
     def describe_commands(self) -> dict[str, Any]:
         return json.loads(self.run("-c", DESCRIBE))
@@ -197,7 +272,7 @@ def complete_house(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def figures(complete_house):
+def expected_figures(complete_house):
     """The figures of the main job with all extensions, in process."""
     return complete_house.run_job("loop", "--loop")
 
@@ -217,9 +292,9 @@ def house(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_without_it_the_job_has_the_same_figures(house, figures):
-    assert house.run_job("loop", "--loop") == figures
-    assert house.run_job("flare") == figures
+def test_without_it_the_job_has_the_same_figures(house, expected_figures):
+    assert house.run_job("loop", "--loop") == expected_figures
+    assert house.run_job("flare") == expected_figures
 
 
 @pytest.mark.slow

@@ -17,7 +17,12 @@ from cfl_flare.core.errors import CFLError, RunFailedError, UnfitError
 from cfl_flare.core.files import explained
 from cfl_flare.core.signals import StoppedError
 from cfl_flare.core.text import plain
-from cfl_flare.extensions import Command, list_commands, list_extensions
+from cfl_flare.extensions import (
+    Command,
+    check_command,
+    list_commands,
+    list_extensions,
+)
 
 # Each command's module, which has a function of its name and one that adds its options; and its line of help.
 COMMANDS = {
@@ -74,6 +79,9 @@ def _load(name: str, module: str, command: Parser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; bad input is one line on stderr and exit status 2."""
     try:
+        words = sys.argv[1:] if argv is None else argv
+        if words:
+            check_command(words[0])
         arguments = with_config(parser(), argv)
         arguments.execute(arguments)
     except CFLError as error:

@@ -27,6 +27,7 @@ from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Site
+from cfl_flare.extensions import ServerRun, create_observers
 from cfl_flare.methods import Participant, describe_method
 from cfl_flare.results.ancestry import ANCESTRY, Ancestor, Ancestry, hash_split
 from cfl_flare.results.curves import Scored
@@ -113,6 +114,7 @@ def run_loop(
         site.score_shape, runtime.task.link, settings.floor.sites, real=False
     )
     observers = [
+        *create_observers(ServerRun(training, settings, is_real=False)),
         *observers_of(scored=scored, bootstrap=training.bootstrap),
         Membership(training.membership),
     ]

@@ -31,7 +31,7 @@ from cfl_flare.data import ParticipantData, Samples
 from cfl_flare.data.numbering import as_numbers
 from cfl_flare.data.preparation import agreed_only
 from cfl_flare.engine.indicator import check_task
-from cfl_flare.engine.observers import ANSWERING, Probe
+from cfl_flare.engine.observers import ANSWERING, Probe, list_answering
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Method, Update
 from cfl_flare.methods.slots import joined, split
@@ -372,14 +372,15 @@ class Site:
             learner, served, models, self.runtime.settings, sends_counts, self._rule
         )
         answers: dict[str, Any] = {}
+        # With dp, no noise protects what an extension would answer.
+        observers = list_answering() if self._privacy is None else ANSWERING
         for key, question in {"metrics": {}, "scores": {}, **task.questions}.items():
-            if key not in ANSWERING or not ANSWERING[key].is_in_job(
-                self.runtime.settings
-            ):
+            observer = observers.get(key)
+            if observer is None or not observer.is_in_job(self.runtime.settings):
                 continue  # the server may ask for what the job does not
-            if not (learner.tests or ANSWERING[key].asks_untested):
+            if not (learner.tests or observer.asks_untested):
                 continue
-            answer = ANSWERING[key].answer(question, probe)
+            answer = observer.answer(question, probe)
             if answer is not None:
                 answers[key] = answer
         return answers

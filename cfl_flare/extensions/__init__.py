@@ -26,10 +26,18 @@ from cfl_flare.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from cfl_flare.cli.options import Parser
+    from cfl_flare.engine.observers.observer import Observer
+    from cfl_flare.engine.settings import ServerSettings
     from cfl_flare.results.run_dir import Run
+    from cfl_flare.training.settings import TrainSettings
 
 # Another package names its extension by an entry point of this group.
 GROUP = "cfl_flare.extensions"
+# The commands of the folders here, so that a message can name the extension that is not there.
+COMMANDS_OF = {
+    "report": ("report", "card"),
+    "aftercare": ("onboard", "predict", "drift", "convert"),
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,21 @@ class Command:
 
     module: str
     help: str
+
+
+@dataclass(frozen=True)
+class ServerRun:
+    """A run that a server is about to start.
+
+    Attributes:
+        training: how participants train, and what they measure.
+        settings: the run's schedule.
+        is_real: the sites are real, and no simulation.
+    """
+
+    training: TrainSettings
+    settings: ServerSettings
+    is_real: bool
 
 
 class Extension:
@@ -66,6 +89,21 @@ class Extension:
             name: of the command, such as ``show``.
             command: its parser. The default ``execute`` is the command's function of the parsed arguments.
         """
+
+    def create_observers(self, run: ServerRun) -> Sequence[Observer]:
+        """Create the observers of a run. They come before those that write the record of a round.
+
+        Args:
+            run: the run that the server starts.
+
+        Returns:
+            The observers; see `cfl_flare.engine.observers.observer.Observer`.
+        """
+        return ()
+
+    def list_answering(self) -> Sequence[type[Observer]]:
+        """List the classes of observers whose questions a site answers. With dp, it answers none of them."""
+        return ()
 
     def add_columns(self, run: Run) -> Mapping[str, str]:
         """Give a run's cells in columns of the table of results, by the column's title.
@@ -159,6 +197,16 @@ def list_commands() -> dict[str, Command]:
     return commands
 
 
+def check_command(name: str) -> None:
+    """Raise a ConfigError if a command is that of an extension whose folder is not here."""
+    installed = {extension.name for extension in list_extensions()}
+    for extension, commands in COMMANDS_OF.items():
+        missing = f"the command {name} is of the extension {extension}, which is not installed here"
+        hint = f"install cfl_flare with the folder extensions/{extension}"
+        is_there = name not in commands or extension in installed
+        require(is_there, f"{missing}; {hint}")
+
+
 def present_results(folder: Path, runs: Sequence[Run] = ()) -> list[str]:
     """Let each extension present results; see `Extension.present_results`.
 
@@ -171,6 +219,14 @@ def present_results(folder: Path, runs: Sequence[Run] = ()) -> list[str]:
         if remark is not None:
             remarks.append(remark)
     return remarks
+
+
+def create_observers(run: ServerRun) -> list[Observer]:
+    """Create the observers of all extensions for a run; see `Extension.create_observers`."""
+    observers: list[Observer] = []
+    for extension in list_extensions():
+        observers.extend(extension.create_observers(run))
+    return observers
 
 
 def collect_columns(run: Run) -> dict[str, str]:

@@ -31,6 +31,7 @@ from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import check_private
 from cfl_flare.engine.task import Task
+from cfl_flare.extensions import ServerRun, create_observers
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy, simulated
 from cfl_flare.flare.policy import limited_paths
@@ -208,12 +209,14 @@ class ClusteringAggregator(ModelAggregator):
         of_scores = (shape, task.link, settings.floor.sites)
         scored = None if shape is None else Scored.of(*of_scores, not simulated(fl_ctx))
         ranges = task.ranges(training.measures) if self.ranged else None
+        run = ServerRun(training, settings, not simulated(fl_ctx))
+        of_extensions = create_observers(run)
         asking = observers_of(ranges, scored, training.bootstrap, start.drawn)
         equipment = replace(
             equipment,
             logits=logits,
             complete=division.complete(partial(untrained, make_model, seed, 0)),
-            observers=[*(equipment.observers or ()), *asking],
+            observers=[*(equipment.observers or ()), *of_extensions, *asking],
         )
         self.server = Server(
             method, division.public, start.participants, settings, state, equipment

@@ -18,7 +18,7 @@ from nvflare.apis.utils.task_utils import get_filters
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import EncryptionError
-from cfl_flare.engine.observers import ANSWERING
+from cfl_flare.engine.observers import list_answering
 from cfl_flare.engine.task import is_metric_name, is_number
 from cfl_flare.flare import wire
 from cfl_flare.results.metrics import is_share
@@ -117,9 +117,11 @@ class EgressFilter(Filter):
     def _withheld_answers(self) -> set[str]:
         """The observers whose answers are not sent at all."""
         if self.withhold or self.round_to is not None:
-            return ANSWERING.keys() - MEASURED
+            return list_answering().keys() - MEASURED
         return (
-            ANSWERING.keys() - MEASURED - {SCORES} if self.samples_step > 1 else set()
+            list_answering().keys() - MEASURED - {SCORES}
+            if self.samples_step > 1
+            else set()
         )
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:

@@ -21,7 +21,7 @@ from cfl_flare.core.errors import PayloadError, failure_text
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.text import shown
 from cfl_flare.data.classes import LONGEST_NAME, MOST_NAMES, is_class_name
-from cfl_flare.engine.observers import ANSWERING
+from cfl_flare.engine.observers import list_answering
 from cfl_flare.engine.task import MAX_GROUPS, MAX_SAMPLES, Result, is_count
 from cfl_flare.flare.wire import ARRAYS, COUNTS, content_of
 from cfl_flare.methods import Participant, Update
@@ -32,7 +32,7 @@ KEYS = frozenset({"schema", "error", "participants", "round", "results", CLASSES
 OF_PARTICIPANT = frozenset({"name", "samples", "group", "tested"})
 CLIPPED = "clipped"  # of a simulation's participants alone
 LABEL = "label"  # of participants that name one of the job's groups
-OF_RESULT = frozenset({"error", "samples", "cluster", "carrier", *ANSWERING})
+OF_RESULT = frozenset({"error", "samples", "cluster", "carrier"})
 # Those of a participant; all but the samples may be None.
 WHOLE_NUMBERS = {
     "samples": (1, MAX_SAMPLES),
@@ -217,17 +217,18 @@ def _content(message: FLModel) -> dict[str, Any]:
 def _result(
     name: str, said: Any, models: dict[str, Any], bank: Mapping[str, Params]
 ) -> Result:
-    if not isinstance(said, dict) or not said.keys() <= OF_RESULT:
+    known = {*OF_RESULT, *list_answering()}
+    if not isinstance(said, dict) or not said.keys() <= known:
         raise malformed(
-            f"{name}: its result should have {', '.join(sorted(OF_RESULT))} alone, not {shown(said)}"
+            f"{name}: its result should have {', '.join(sorted(known))} alone, not {shown(said)}"
         )
-    answers = {key: said[key] for key in ANSWERING if key in said}
+    answers = {key: said[key] for key in list_answering() if key in said}
     if said.get("error") is not None:
         failure_text(said["error"])
         return Result(name, None, answers, said["error"])
     answers |= {
         key: _array(name, key, models.pop(f"#{key}"))
-        for key in ANSWERING
+        for key in list_answering()
         if f"#{key}" in models
     }
     if "samples" not in said:

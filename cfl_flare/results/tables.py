@@ -18,6 +18,7 @@ from rich.table import Table as TerminalTable
 
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.text import plain
+from cfl_flare.extensions import collect_columns
 from cfl_flare.results.bootstrap import paired_difference, tenth_of
 from cfl_flare.results.metrics import ACCURACY, POOLED, POOLED_F1, of_training
 from cfl_flare.results.remarks import IMPROVING, floor_in_run, missed_rounds
@@ -146,6 +147,7 @@ def runs_table(
     columns += [
         ("clusters", map(_sizes, finals)),
         ("ARI", [number_text(final.get("ari")) for final in finals]),
+        *_extension_columns(runs),
         (
             "bytes",
             [
@@ -160,6 +162,16 @@ def runs_table(
     return Table(
         ("method", *(title.strip() for title, _ in columns)), [*map(list, rows)]
     )
+
+
+def _extension_columns(runs: Sequence[Run]) -> list[tuple[str, Iterable[str]]]:
+    """The columns of extensions, with a dash for a run that has no cell there."""
+    cells = [collect_columns(run) for run in runs]
+    titles = dict.fromkeys(title for of_run in cells for title in of_run)
+    columns: list[tuple[str, Iterable[str]]] = []
+    for title in titles:
+        columns.append((cut(title), [cut(of_run.get(title, "-")) for of_run in cells]))
+    return columns
 
 
 def _defined(run: Run, name: str) -> str:

@@ -30,6 +30,7 @@ from cfl_flare.data.images import Folder
 from cfl_flare.data.named import MNIST
 from cfl_flare.data.table import Table
 from cfl_flare.engine.drive import Checkpoints
+from cfl_flare.engine.observers import ANSWERING
 from cfl_flare.engine.server import Equipment
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.flare import wire
@@ -363,7 +364,13 @@ def test_every_field_of_an_answer_has_its_mechanism_of_privacy():
     first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     documented = {name for cell in first for name in re.findall(r"`(\w+)`", cell)}
     on_the_server = {"participant", "main", "weight", "counts_in"}
-    sent = OF_PARTICIPANT | {CLIPPED} | OF_RESULT | {field.name for field in fields(Update)} - on_the_server
+    sent = (
+        OF_PARTICIPANT
+        | {CLIPPED}
+        | OF_RESULT
+        | ANSWERING.keys()
+        | {field.name for field in fields(Update)} - on_the_server
+    )
     assert sent <= documented, sent - documented
 
 
