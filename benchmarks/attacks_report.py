@@ -107,39 +107,12 @@ def rows(lines: list[dict[str, Any]], seeds: list[int]) -> list[dict[str, Any]]:
     return table
 
 
-def shown(differences: dict[str, float]) -> str:
-    """A difference and its interval."""
-    return f"{differences['mean']:+.1f} ({differences['low']:+.1f} to {differences['high']:+.1f})"
-
-
 def paired(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """``paired.json``."""
     seeds = sorted({line["seed"] for line in lines})
     (rounds,) = {line["rounds"] for line in lines}
     commits = sorted({line["commit"] for line in lines})
     return {"seeds": seeds, "rounds": rounds, "cells": len(lines), "commits": commits, "rows": rows(lines, seeds)}
-
-
-def paired_markdown(content: dict[str, Any]) -> str:
-    """``paired.md``."""
-    about = (
-        f"One of {HOSPITALS} hospitals in 3 groups by labels attacks; {content['rounds']} rounds of "
-        f"{TRAINING.local_steps} steps; seeds {', '.join(map(str, content['seeds']))}; commits "
-        f"{', '.join(content['commits'])}; {content['cells']} cells. Accuracy of the honest hospitals in percent; "
-        "differences in points, paired by seed, with intervals of 95 percent by Student's t."
-    )
-    columns = ("method", "attack", "defence", "accuracy", "worst hospital", "against no attack, no defence")
-    columns = (*columns, "against no defence", "attacker caught", "honest ones caught")
-    text = ["# Attackers who know the defences, on blood cells", "", about, ""]
-    text += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for row in content["rows"]:
-        text.append(
-            f"| {row['method']} | {row['attack']} | {row['defence']} | {row['accuracy']:.1f} "
-            f"| {row['worst hospital']:.1f} | {shown(row['against no attack and no defence'])} "
-            f"| {shown(row['against no defence'])} | {'' if row['caught'] is None else format(row['caught'], '.0%')} "
-            f"| {row['honest caught']:.0%} |"
-        )
-    return "\n".join(text) + "\n"
 
 
 def main() -> None:
@@ -152,7 +125,6 @@ def main() -> None:
     if len({line["seed"] for line in lines}) > 1:
         content = paired(lines)
         (out / "paired.json").write_text(json.dumps(content, indent=1) + "\n")
-        (out / "paired.md").write_text(paired_markdown(content))
 
 
 if __name__ == "__main__":

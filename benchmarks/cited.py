@@ -1,39 +1,21 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""The figures that documents cite: written into them from the cells that are kept, and checked against those.
+"""Measured figures in the documents: each comes from the results that are kept.
 
-A document names a figure in a comment before it, which a browser does not show, and ends it with ``<!--/-->``:
-
-    <!--figure paired cluster_dirichlet wecfl accuracy-->                    mean, with its deviation over seeds
-    <!--difference paired cluster_dirichlet ifca-cam ifca accuracy-->        of two rows, paired by seed, 95 % interval
-    <!--published family cluster_dirichlet wecfl accuracy-->                 what the paper has
-    <!--published family cluster_dirichlet ifca-cam ifca accuracy-->         a difference of two such
-    <!--spread starts cluster_dirichlet ifca accuracy-->                     over all deals and seeds: mean, least, most
-    <!--json speed.json speed.bare.ideal .1f-->                              a number of another file of results
-    <!--table paired cluster_dirichlet: local fedavg; accuracy macro_f1-->   rows and columns, with what made them
-    <!--which digits blood; accuracy majority-->                             wins over local and FedAvg, by partition
-    <!--by_place digits blood: ifca wecfl; first_ari last_ari-->               means of rows, by partition
-    <!--gains stroke natural: ifca-2 ditto; local fedavg-->                  hospitals with a smaller loss, by row
-    <!--verdict paired cluster_dirichlet wecfl fesem accuracy-->             "holds" and other words: see `verdicts`
-    <!--count study-cells.json rows; found=4-->                              counts and names: see `counts`
-
-A word such as ``rounds=100`` or ``data_seed=0`` tells apart cells of one row. ``accuracy@10`` is the figure after ten
-rounds.
-
-    python benchmarks/cited.py write       puts the figures into the documents
-    python benchmarks/cited.py check       says which are not what the cells have
+``python benchmarks/cited.py`` fills in the tables. `docs/results/benchmarks.md` says how to write a template and a
+sentence, and lists the expressions.
 """
 
 from __future__ import annotations
 
-import argparse
+import os
 import re
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-import counts
 import kept
 import verdicts
 from common import Cell
@@ -43,13 +25,18 @@ from plans.plan import published as published_figures
 from report import UNREACHABLE
 
 ROOT = Path(__file__).parents[1]
+TEMPLATES = Path(__file__).parent / "templates"
+SENTENCES = TEMPLATES / "sentences.txt"
+REPORTS = ROOT / "docs" / "results" / "benchmarks.md"
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *(ROOT / "contrib").rglob("README.md"))
-# What `tools/hooks.py` writes from the code and the reports; a test of its own holds it current.
 GENERATED = re.compile(r"^<!-- \w+: [^>]* -->$.*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
-CITED = re.compile(r"(<!--(\w+) ([^>]*?)-->)(.*?)(<!--/-->)", re.DOTALL)
+TABLE = re.compile(r"^<!-- table: (\S+) -->\n.*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
+EXPRESSION = re.compile(r"\{([a-z_]+) ([^{}]+)\}")
+EACH = re.compile(r"^each (\S+) (\S+)(.*)\n(.*\n)", re.MULTILINE)
+FIELD = re.compile(r"\{\.([\w.]+)(?: (interval))?(?: ([^}]+))?\}")
 
 
-# ---- What the comments ask for ----
+# ---- Expressions ----
 
 
 def figure(text: str) -> str:
@@ -65,15 +52,20 @@ def difference(text: str) -> str:
     places = digits(name)
     if len(differences) == 1:
         return f"{signed(differences[0], places)} (one seed)"
-    mean, low, high = interval(differences)
-    return f"{signed(mean, places)} ({signed(low, places)} to {signed(high, places)})"
+    return show_interval(interval(differences), f"+.{places}f")
+
+
+def show_interval(values: Any, form: str) -> str:
+    """``+0.8 (+0.3 to +1.3)``: a mean and its interval."""
+    mean, low, high = (format(round(number, int(form[-2])) + 0.0, form) for number in values)
+    return f"{mean} ({low} to {high})"
 
 
 def spread(text: str) -> str:
     """``91.5 (88.1 to 93.0, 30 runs)``: of a row whatever its settings."""
     result, partition, row, name = text.split()
     cells = [cell for cell in kept.kept(result) if (cell.facts["partition"], cell.facts["row"]) == (partition, row)]
-    values = [v for cell in cells if (v := value(cell, name)) is not None]
+    values = [number for cell in cells if (number := value(cell, name)) is not None]
     if not values:
         raise CitationError(f"{text}: there are no such cells")
     mean, least, most = (f"{v:.{digits(name)}f}" for v in (statistics.fmean(values), min(values), max(values)))
@@ -81,17 +73,26 @@ def spread(text: str) -> str:
 
 
 def number(text: str) -> str:
-    """A number of a JSON file, by the names and places that lead to it; ``.1f*100`` shows a hundred times as much."""
+    """A number of a JSON file, by the names and places that lead to it."""
     path, keys, form = text.split()
+    return show(find(kept.measured(path), keys), form)
+
+
+def show(content: Any, form: str) -> str:
+    """A number in a format; ``.1f*100`` shows a hundred times as much."""
     form, _, times = form.partition("*")
-    content = kept.measured(path)
+    return "-" if content is None else format(content * float(times) if times else content, form)
+
+
+def find(content: Any, keys: str) -> Any:
+    """What names and places with dots between them lead to."""
     for key in keys.split("."):
         try:
             spelt = key if isinstance(content, list) or key in content else key.replace("_", " ")
             content = content[int(key) if isinstance(content, list) else spelt]
         except (KeyError, IndexError, ValueError) as error:
-            raise CitationError(f"{text}: there is no {key}") from error
-    return format(content * float(times) if times else content, form)
+            raise CitationError(f"{keys}: there is no {key}") from error
+    return content
 
 
 def published(text: str) -> str:
@@ -108,8 +109,38 @@ def published(text: str) -> str:
     return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
 
 
+def count(text: str) -> str:
+    """Of a file's entries, those that are so; values are written with ``_`` for a space."""
+    asked, _, so = text.partition(";")
+    (path, key), filters = verdicts.split(asked)
+
+    def fits(entry: dict[str, object], words: dict[str, str]) -> bool:
+        return all(str(entry[name]).replace(" ", "_") == wanted for name, wanted in words.items())
+
+    entries = [entry for entry in kept.measured(path)[key] if fits(entry, filters)]
+    if not so:
+        return str(len(entries))
+    return f"{sum(fits(entry, verdicts.split(so)[1]) for entry in entries)} of {len(entries)}"
+
+
+def worst(text: str) -> str:
+    """``FedAvg 3 clipping_at_2``: the least accuracy under any attack, in percent."""
+    method, attackers, defence = (word.replace("_", " ") for word in text.split())
+    values = [
+        100 * float(line["accuracy"])
+        for line in kept.measured("attacks/attacks.jsonl")
+        if (line["method"], line["defence"], line["attackers"]) == (method, defence, int(attackers))
+    ]
+    if not values:
+        raise CitationError(f"{text}: there is no such cell")
+    return f"{min(values):.1f}"
+
+
+# ---- Whole tables ----
+
+
 def table(text: str) -> str:
-    """Rows by columns, and below them what they are of."""
+    """Rows by columns."""
     place, _, asked = text.partition(":")
     result, partition, *words = place.split()
     rows, columns = (part.split() for part in asked.split(";"))
@@ -119,9 +150,7 @@ def table(text: str) -> str:
         raise CitationError(f"the rows of {place.strip()} have different seeds: {seeds}")
     lines = ["| | " + " | ".join(title(column) for column in columns) + " |", "|---|" + "---:|" * len(columns)]
     lines += [f"| `{row}` | " + " | ".join(mean_of(cells, c) for c in columns) + " |" for row, cells in groups.items()]
-    return (
-        "\n\n" + "\n".join(lines) + f"\n\n{made_by(result, [c for cells in groups.values() for c in cells.values()])}\n"
-    )
+    return "\n".join(lines)
 
 
 def title(column: str) -> str:
@@ -130,45 +159,10 @@ def title(column: str) -> str:
     return FIGURES[name].title + (f" after round {after}" if after else "")
 
 
-def made_by(result: str, cells: Sequence[Cell]) -> str:
-    """Participants, rounds, seeds and commits of some cells, but for commits that the history does not have."""
-
-    def all_of(key: str, without: Sequence[str] = ()) -> str:
-        return ", ".join(map(str, sorted({cell.facts[key] for cell in cells} - set(without))))
-
-    seeds = sorted({cell.facts["seed"] for cell in cells})
-    kinds = f"seeds {all_of('seed')}, mean ± standard deviation" if len(seeds) > 1 else f"**one seed** ({seeds[0]})"
-    report = f"[report](../../benchmarks/results/{result}/{result}.md)"
-    counts = f"{all_of('participants')} participants, {all_of('rounds')} rounds"
-    commits = all_of("commit", UNREACHABLE)
-    return f"*{counts}, {kinds}; {f'commit {commits}; ' * bool(commits)}commands in the {report}.*"
-
-
 def which(text: str) -> str:
     """See `kept.which_table`."""
     results, (name, *rows) = (part.split() for part in text.split(";"))
-    return f"\n\n{which_table(results, name, rows)}\n"
-
-
-def by_place(text: str) -> str:
-    """Means of some rows by result and partition, the figures of a place with a slash between; empty without cells."""
-    place, _, asked = text.partition(":")
-    rows, names = (part.split() for part in asked.split(";"))
-    places = [
-        (result, partition)
-        for result in place.split()
-        for partition in dict.fromkeys(cell.facts["partition"] for cell in kept.kept(result))
-    ]
-
-    def means(result: str, partition: str, row: str) -> str:
-        there = any((c.facts["partition"], c.facts["row"]) == (partition, row) for c in kept.kept(result))
-        cells = group(result, partition, row) if there else {}
-        return " / ".join(mean_of(cells, name).partition(" ± ")[0] for name in names) if there else ""
-
-    titles = [f"{result} {partition}".replace("_", " ") for result, partition in places]
-    lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
-    lines += [f"| `{row}` | {' | '.join(means(*place, row) for place in places)} |" for row in rows]
-    return "\n\n" + "\n".join(lines) + "\n"
+    return which_table(results, name, rows)
 
 
 def gains(text: str) -> str:
@@ -176,42 +170,7 @@ def gains(text: str) -> str:
     place, _, asked = text.partition(":")
     rows, others = (part.split() for part in asked.split(";"))
     result, partition = place.split()
-    return f"\n\n{gains_table(result, partition, rows, others)}\n"
-
-
-LIBRARIES = {
-    "loop": "cfl_flare, in its loop",
-    "simulator": "cfl_flare, in FLARE's simulator",
-    "recipe": "FLARE's `FedAvgRecipe`",
-    "flower": "Flower",
-}
-COLUMNS = {
-    "CPU seconds a round": lambda row: f"{row['a_round']['cpu_seconds']:.1f}",
-    "of the bare work": lambda row: f"{row['ratio']:.2f}",
-    "in its torch": lambda row: f"{row['ratio_of_its_torch']:.2f}",
-    "wall seconds a round": lambda row: f"{row['a_round']['wall_seconds']:.1f}",
-    "start, wall / CPU seconds": lambda row: " / ".join(f"{row['start'][f'{k}_seconds']:.0f}" for k in ("wall", "cpu")),
-    "peak MB": lambda row: f"{row['peak_MB']:.0f}",
-    "accuracy, %": lambda row: f"{100 * row['accuracy']:.1f}",
-}
-
-
-def league(text: str) -> str:
-    """The rows of a league by method, the cheapest rounds first; below them the setting and who is missing."""
-    content = kept.measured(text.strip())
-    rows, setting = content["rows"], content["setting"]
-    lines = [f"| | with | {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * len(COLUMNS)]
-    for method in ("fedavg", "ifca", "fesem"):
-        of_method = [name for name in rows if name.endswith(f"-{method}")]
-        for name in sorted(of_method, key=lambda name: rows[name]["a_round"]["cpu_seconds"]):
-            library = name.partition("-")[0]
-            cells = [f"`{method}`", LIBRARIES.get(library, library), *(show(rows[name]) for show in COLUMNS.values())]
-            lines.append(f"| {' | '.join(cells)} |")
-    short, long = setting["rounds"]
-    commits = ", ".join(sorted({row["commit"][:10] for row in rows.values()}))
-    facts = [f"{setting['participants']} participants", f"runs of {short} and {long} rounds", f"commit {commits}"]
-    facts += [f"{name} is missing: {reason}" for name, reason in content["missing"].items()]
-    return "\n\n" + "\n".join(lines) + f"\n\n*{'; '.join(facts)}.*\n"
+    return gains_table(result, partition, rows, others)
 
 
 WAYS: dict[str, Callable[[str], str]] = {
@@ -220,42 +179,182 @@ WAYS: dict[str, Callable[[str], str]] = {
     "spread": spread,
     "json": number,
     "published": published,
+    "count": count,
+    "worst": worst,
+    "verdict": verdicts.verdict,
+    "told": verdicts.told,
     "table": table,
     "which": which,
-    "by_place": by_place,
     "gains": gains,
-    "league": league,
-    **verdicts.WAYS,
-    **counts.WAYS,
+}
+
+# The scripts behind files that do not name their command.
+SCRIPTS = {
+    "attacks/attacks.jsonl": "attacks.py",
+    "attacks-adaptive/paired.json": "attacks.py",
+    "gate.json": "privacy.py",
 }
 
 
-def renewed(document: str, problems: list[str]) -> str:
-    """The document with the figures that the cells have; what cannot be found stays, and is a problem."""
-
-    def now(mark: re.Match[str]) -> str:
-        opening, way, text, old, closing = mark.groups()
-        if way not in WAYS:
-            problems.append(f"{opening}: there is no such comment; there are {', '.join(WAYS)}")
-            return mark[0]
-        try:
-            new = WAYS[way](text.strip())
-        except (CitationError, ValueError) as error:
-            problems.append(f"{opening}: {error}")
-            return mark[0]
-        if new != old:
-            problems.append(f"{opening} says {old.strip()!r}; the cells have {new.strip()!r}")
-        return f"{opening}{new}{closing}"
-
-    return CITED.sub(now, document)
+# ---- Templates ----
 
 
-def uncited(document: str) -> list[str]:
-    """The decimal numbers of a document that no comment names, outside code, links, and numbers of tables.
+def fill(text: str) -> str:
+    """A template with its figures.
 
-    Nor those that are generated.
+    Raises:
+        CitationError: an expression names no figure, or several.
     """
-    text = CITED.sub(" ", GENERATED.sub(" ", document))
+    return EXPRESSION.sub(lambda found: WAYS[found[1]](found[2]) if found[1] in WAYS else found[0], repeat(text))
+
+
+def repeat(text: str) -> str:
+    """A template with a line for each entry where it says ``each``."""
+    return EACH.sub(lambda found: "".join(fill_fields(found[4], entry) for entry in entries_of(found)), text)
+
+
+def entries_of(found: re.Match[str]) -> list[Any]:
+    """The entries that an ``each`` names, in the order of its values."""
+    entries = find(kept.measured(found[1]), found[2])
+    if isinstance(entries, dict):
+        entries = [{"name": name, **entry} for name, entry in entries.items()]
+    for word in reversed(found[3].split()):
+        name, _, values = word.partition("=")
+        order = values.replace("_", " ").split(",")
+        entries = [entry for entry in entries if str(entry[name]) in order]
+        entries.sort(key=lambda entry: order.index(str(entry[name])))
+    if not entries:
+        raise CitationError(f"{found[0]}: there are no such entries")
+    return list(entries)
+
+
+def fill_fields(line: str, entry: Any) -> str:
+    """A line with the fields of an entry; a row against itself is 0."""
+
+    def show_field(field: re.Match[str]) -> str:
+        content = find(entry, field[1])
+        if not field[2]:
+            return show(content, field[3] or "")
+        values = list(content.values()) if isinstance(content, dict) else content
+        return show_interval(values, field[3]) if any(values) else "0"
+
+    return FIELD.sub(show_field, line)
+
+
+def name_sources(text: str, page: Path) -> str:
+    """Which commands, commits and seeds made the figures of a template."""
+    link = os.path.relpath(REPORTS, page.parent)
+    words: dict[str, set[str]] = {}
+    for expression in (*EXPRESSION.finditer(text), *EACH.finditer(text)):
+        for name in name_results(*expression.groups()[:2]):
+            words.setdefault(name, set()).update(re.split(r"[\s:;,/]+", expression[2]))
+    facts = [f"[{name}]({link}): {describe(name, words[name])}" for name in words]
+    return f"*{'; '.join(facts)}.*"
+
+
+def name_results(way: str, text: str) -> list[str]:
+    """The results that an expression is about."""
+    if way not in WAYS:
+        return [way]  # of `each`
+    if way in ("published", "worst"):
+        return ["attacks/attacks.jsonl"] if way == "worst" else []
+    first = re.split("[:;]", text)[0].split()
+    return first if way == "which" else first[:1]
+
+
+def describe(name: str, words: set[str]) -> str:
+    """What made the cells or the file of a name."""
+    return describe_file(name) if name.endswith((".json", ".jsonl")) else describe_cells(name, words)
+
+
+def describe_cells(result: str, words: set[str]) -> str:
+    """What made the cells that some words name."""
+
+    def choose(cells: list[Cell], key: str) -> list[Cell]:
+        return [cell for cell in cells if cell.facts[key] in words] or cells
+
+    cells = choose(choose(kept.kept(result), "partition"), "row")
+    plans, people, rounds, seeds, commits = (
+        sorted({cell.facts[key] for cell in cells}) for key in ("plan", "participants", "rounds", "seed", "commit")
+    )
+    facts = [f"`tables.py run --plan {list_all(plans)}`", f"{list_all(people)} participants"]
+    facts += [f"{list_all(rounds)} rounds", show_seeds(seeds)]
+    return ", ".join([*facts, *name_commits(commits)])
+
+
+def describe_file(name: str) -> str:
+    """What made a file of measurements."""
+    content = kept.measured(kept.COMPUTED.get(name, name))
+    commands = [text for text in collect(content, "command") if isinstance(text, str)]
+    scripts = [word.rpartition("/")[2] for text in commands for word in text.split() if word.endswith(".py")]
+    script = [*scripts, *commands, SCRIPTS.get(name)][0]
+    seeds = sorted({int(seed) for key in ("seed", "seeds") for seed in collect(content, key)})
+    commits = sorted({commit for key in ("commit", "commits") for commit in collect(content, key)})
+    facts = [f"`{script}`", *([show_seeds(seeds)] if seeds else [])]
+    return ", ".join([*facts, *name_commits(commits)])
+
+
+def show_seeds(seeds: list[int]) -> str:
+    """One seed is said loudly."""
+    return f"seeds {list_all(seeds)}" if len(seeds) > 1 else f"**one seed** ({seeds[0]})"
+
+
+def name_commits(commits: list[str]) -> list[str]:
+    """The commits that the history has."""
+    there = sorted({commit[:10] for commit in commits if commit[:10] not in UNREACHABLE and commit not in UNREACHABLE})
+    if not there:
+        return []
+    return [f"commit{'s' if len(there) > 1 else ''} {list_all(there)}"]
+
+
+def collect(content: Any, key: str) -> Iterator[Any]:
+    """All values of a name, wherever they are."""
+    if isinstance(content, list):
+        for part in content:
+            yield from collect(part, key)
+    if isinstance(content, dict):
+        for name, part in content.items():
+            if name == key:
+                yield from part if isinstance(part, list) else [part]
+            else:
+                yield from collect(part, key)
+
+
+def list_all(values: list[Any]) -> str:
+    """Values with commas between; whole numbers in a row as a range."""
+    whole = all(isinstance(value, int) for value in values)
+    if whole and len(values) > 3 and values == list(range(values[0], values[-1] + 1)):
+        return f"{values[0]} to {values[-1]}"
+    return ", ".join(map(str, values))
+
+
+# ---- Documents ----
+
+
+def fill_tables(document: str, page: Path) -> str:
+    """A document with the tables that it names."""
+
+    def make(found: re.Match[str]) -> str:
+        template = (TEMPLATES / f"{found[1]}.md").read_text()
+        return (
+            f"<!-- table: {found[1]} -->\n\n{fill(template).strip()}\n\n{name_sources(template, page)}\n\n<!-- end -->"
+        )
+
+    return TABLE.sub(make, document)
+
+
+def read_sentences(page: Path) -> list[str]:
+    """The sentences with figures that a page has, as they have to read."""
+    parts = re.split(r"^# (\S+)\n", SENTENCES.read_text(), flags=re.MULTILINE)
+    of_pages = dict(zip(parts[1::2], parts[2::2]))
+    return [fill(line) for line in of_pages.get(page.relative_to(ROOT).as_posix(), "").splitlines() if line]
+
+
+def uncited(document: str, sentences: Sequence[str] = ()) -> list[str]:
+    """The decimal numbers of a document that nothing names, outside code, links, and numbers of tables."""
+    text = " ".join(GENERATED.sub(" ", document).split())
+    for sentence in sentences:
+        text = text.replace(sentence, " ")
     text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", " ", text, flags=re.DOTALL)
     number = r"\d+(\.\d+)*"
     text = re.sub(rf"\b(Tables?|Figs?\.|Eqs?\.|secs?\.|Alg\.) ?{number}((,| and| to) {number})*", " ", text)
@@ -264,24 +363,12 @@ def uncited(document: str) -> list[str]:
 
 
 def main() -> None:
-    """The command line."""
-    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("do", choices=("write", "check"))
-    given = options.parse_args()
-    wrong = []
+    """Fills in the tables of all documents."""
     for path in DOCUMENTS:
-        problems: list[str] = []
-        document = path.read_text()
-        new = renewed(document, problems)
-        if given.do == "write":
-            if new != document:
-                path.write_text(new)
-            again: list[str] = []
-            renewed(new, again)
-            problems = again
-        wrong += [f"{path.relative_to(ROOT)}: {problem}" for problem in problems]
-    if wrong:
-        sys.exit("\n".join(wrong))
+        try:
+            path.write_text(fill_tables(path.read_text(), path))
+        except CitationError as error:
+            sys.exit(f"{path.relative_to(ROOT)}: {error}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from scipy.stats import t
 RESULTS = Path(__file__).parent / "results"
 CELLS = RESULTS / "cells.zip"  # the files of cells, each in a folder of its result's name
 MEASURED = "measured.json.xz"  # what other scripts than tables.py measured, by the name of each one's file
+COMPUTED = {"attacks-adaptive/paired.json": "attacks-adaptive/attacks.jsonl"}  # files that follow from others
 
 
 class CitationError(Exception):
@@ -32,6 +33,11 @@ class CitationError(Exception):
 def folder_of(result: str) -> zipfile.Path:
     """Where the cells of a result are kept."""
     return zipfile.Path(CELLS, f"{result}/")
+
+
+def results() -> list[str]:
+    """The names of the results whose cells are kept."""
+    return sorted(folder.name for folder in zipfile.Path(CELLS).iterdir())
 
 
 @cache
@@ -55,10 +61,10 @@ def measured(name: str) -> Any:
     Raises:
         CitationError: nothing of this name is kept.
     """
-    if name == "attacks-adaptive/paired.json":
+    if name in COMPUTED:
         import attacks_report  # which needs what trains models
 
-        return attacks_report.paired(packed()["attacks-adaptive/attacks.jsonl"])
+        return attacks_report.paired(packed()[COMPUTED[name]])
     if name not in packed():
         raise CitationError(f"{name}: there is no such file")
     return packed()[name]

@@ -29,35 +29,19 @@ from typing import Any
 
 import attacks_report
 from common import FILE, packed_cells, read_cells, write
-from kept import (
-    CELLS,
-    MEASURED,
-    RESULTS,
-    folder_of,
-    measured,
-    packed,
-)
+from kept import CELLS, COMPUTED, MEASURED, RESULTS, folder_of, measured, packed, results
 from report import finished, texts, write_report
 
 ROOT = RESULTS.parents[1]
 BUILT = ROOT / "build" / "reports"
 SUMS = RESULTS / "SHA256SUMS"
-COMPUTED = ("attacks-adaptive/paired.json",)
-
-
-def kept_results() -> list[str]:
-    """The names of the results whose cells are kept."""
-    return sorted(folder.name for folder in zipfile.Path(CELLS).iterdir())
 
 
 def makers() -> dict[str, Callable[[Path], Any]]:
     """What is made, by its path in the repository, and how; beside a plan's report lies its JSON."""
-    reports: dict[str, Callable[[], str]] = {
-        "attacks/attacks.md": lambda: attacks_report.markdown(measured("attacks/attacks.jsonl")),
-        "attacks-adaptive/paired.md": lambda: attacks_report.paired_markdown(measured("attacks-adaptive/paired.json")),
-    }
-    made = {f"{name}/{name}.md": partial(of_plan, folder_of(name)) for name in kept_results()}
-    made |= {name: partial(write_text, make) for name, make in reports.items()}
+    made: dict[str, Callable[[Path], Any]]
+    made = {f"{name}/{name}.md": partial(of_plan, folder_of(name)) for name in results()}
+    made["attacks/attacks.md"] = write_attacks
     made |= {name: partial(write_content, name) for name in (*packed(), *COMPUTED)}
     return {(RESULTS.relative_to(ROOT) / name).as_posix(): make for name, make in made.items()}
 
@@ -67,9 +51,9 @@ def of_plan(cells: zipfile.Path, path: Path) -> None:
     write_report(cells, path.with_suffix(""))
 
 
-def write_text(make: Callable[[], str], path: Path) -> None:
-    """A report in Markdown."""
-    path.write_text(make())
+def write_attacks(path: Path) -> None:
+    """The report on attacks, in Markdown."""
+    path.write_text(attacks_report.markdown(measured("attacks/attacks.jsonl")))
 
 
 def write_content(name: str, path: Path) -> None:
@@ -96,7 +80,7 @@ def write_all(folder: Path = BUILT) -> None:
 
 def keep_cells(folders: Sequence[Path]) -> None:
     """Adds the cells of some folders to those that are kept by the folders' names."""
-    content = {name: (folder_of(name) / FILE).read_bytes() for name in kept_results()}
+    content = {name: (folder_of(name) / FILE).read_bytes() for name in results()}
     for folder in folders:
         content[folder.name] = packed_cells([*read_cells(folder_of(folder.name)), *read_cells(folder)])
     archive = io.BytesIO()
@@ -119,7 +103,7 @@ def keep_measured(paths: Sequence[Path]) -> None:
 def sums() -> str:
     """The checksums, as ``sha256sum`` writes them."""
     content = {path.name: path.read_bytes() for path in (CELLS, RESULTS / MEASURED)}
-    for name in kept_results():
+    for name in results():
         made = texts(finished(folder_of(name)), name)
         content |= {f"{name}/{name}{ending}": text.encode() for ending, text in made.items()}
     return "".join(f"{hashlib.sha256(content[name]).hexdigest()}  {name}\n" for name in sorted(content))

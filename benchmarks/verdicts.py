@@ -16,13 +16,10 @@ Intervals are not corrected for the number of claims.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
-import kept
-from kept import FEWEST_SEEDS, CitationError, group, interval, paired, value
+from kept import FEWEST_SEEDS, CitationError, group, interval, paired
 from plans.plan import published as published_figures
-from scipy.stats import f
 
 CANNOT_TELL, HOLDS, DOES_NOT = "cannot tell", "holds", "does not"
 SHOWN = 0.05  # of percent: two rows none of whose differences would be printed coincide
@@ -80,45 +77,6 @@ def published_difference(plan: str, partition: str, row: str, other: str, name: 
         raise CitationError(f"published.json has no {plan} {partition} {row} {other} {name}: {error}") from error
 
 
-def level(text: str) -> str:
-    """``starts cluster_dirichlet ifca accuracy published=family``: a published level, beside all our runs.
-
-    It does not hold if it is outside their range; inside, runs cannot tell. Of few seeds they cannot anyhow.
-    """
-    (result, partition, row, name), words = split(text)
-    cells = [cell for cell in kept.kept(result) if (cell.facts["partition"], cell.facts["row"]) == (partition, row)]
-    values = [v for cell in cells if (v := value(cell, name)) is not None]
-    theirs = published_figures()[words["published"]]["figures"][partition][row][0][name][0]
-    if not values:
-        raise CitationError(f"{text}: there are no such cells")
-    return CANNOT_TELL if len(values) < FEWEST_SEEDS or min(values) <= theirs <= max(values) else DOES_NOT
-
-
-def _ratio(text: str) -> tuple[float, float, float]:
-    """Of two rows' standard deviations over seeds, with the 95 % interval of Fisher's distribution."""
-    (result, partition, row, other, name), words = split(text)
-    extra = [f"{key}={text}" for key, text in words.items()]
-    mine, theirs = (
-        [v for cell in group(result, partition, r, extra).values() if (v := value(cell, name)) is not None]
-        for r in (row, other)
-    )
-    found = statistics.stdev(mine) / statistics.stdev(theirs)
-    high = float(f.ppf(0.975, len(theirs) - 1, len(mine) - 1)) ** 0.5
-    low = float(f.ppf(0.975, len(mine) - 1, len(theirs) - 1)) ** 0.5
-    return found, found / low, found * high
-
-
-def ratio(text: str) -> str:
-    """``1.28 (0.41 to 3.96)``: the deviation over seeds, in that of another row."""
-    return "{:.2f} ({:.2f} to {:.2f})".format(*_ratio(text))
-
-
-def steadier(text: str) -> str:
-    """The verdict on the claim that a row's deviation is the smaller one."""
-    _, low, high = _ratio(text)
-    return HOLDS if high < 1 else DOES_NOT if low > 1 else CANNOT_TELL
-
-
 def told(text: str) -> str:
     """``stroke natural ifca-2 fedavg accuracy: above / level with / below``: the words for a difference.
 
@@ -134,12 +92,3 @@ def told(text: str) -> str:
     if all(low > 0 for _, low, _ in intervals):
         return above
     return below if all(high < 0 for *_, high in intervals) else within
-
-
-WAYS = {
-    "verdict": verdict,
-    "level": level,
-    "ratio": ratio,
-    "steadier": steadier,
-    "told": told,
-}

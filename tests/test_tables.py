@@ -23,6 +23,7 @@ import tables
 import torch
 from common import FILE, Cell, add_cells, load_cell, read_cells
 from kept import CELLS, MEASURED, RESULTS, folder_of
+from kept import results as kept_results
 from plans import PLANS
 from plans.blood import stable
 from plans.plan import FIGURES, model
@@ -36,7 +37,7 @@ from cfl_flare.engine.loop import model_factory
 from cfl_flare.engine.site import check_private
 from cfl_flare.results.run_dir import load_run
 
-KEPT = reports.kept_results()
+KEPT = kept_results()
 PACKED = (CELLS.name, MEASURED)
 FAMILY = PLANS["family"]
 SMALL = replace(FAMILY, source=Digits(), model=model("mlp", (1, 8, 8), 10), participants=4, rounds=12)

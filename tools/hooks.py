@@ -8,9 +8,10 @@ A page asks for it by a comment on a line of its own:
   other class's, by its dotted path. ``<!-- settings: all wecfl -->`` includes those that every method has.
 - ``<!-- registry: package.NAMES -->``: what a registry holds, with the settings of each.
 - ``<!-- measured: wecfl -->``: a method's or a penalty's rows in the reports of `benchmarks/results`.
-- ``<!-- help: all -->``: a section for each command, with what it prints as its help, with all options.
+- ``<!-- help: all -->``: a section for each command with its help and all options. Only the site shows it.
 
-``python tools/hooks.py`` writes it into the pages below the comments; a test holds it current.
+``python tools/hooks.py`` writes the others into the pages below the comments, and fills in the tables of
+`benchmarks/cited.py`; a test holds them current.
 
 Pages may link to files of the repository outside ``docs``: those that are part of the site (`OUTSIDE`) are linked
 there, others are named. Reports are written for the site, from the cells of `benchmarks/results`.
@@ -44,6 +45,7 @@ from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Combination, Met
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
+import cited
 from reports import BUILT, write_all
 
 log = logging.getLogger("mkdocs.hooks.cfl_flare")
@@ -82,9 +84,11 @@ COLUMNS = (
 # What a comment asks for stands below it, up to the comment `END`, so that whoever reads the file has it, too.
 END = "<!-- end -->"
 MARK = re.compile(
-    rf"^<!-- (settings|registry|measured|help): (.+?) -->$(?:\n(?:(?!^<!-- \w+: ).)*?^{END}$)?",
+    rf"^<!-- (settings|registry|measured): (.+?) -->$(?:\n(?:(?!^<!-- \w+: ).)*?^{END}$)?",
     re.MULTILINE | re.DOTALL,
 )
+HELP = re.compile(rf"^<!-- help: (.+?) -->\n{END}$", re.MULTILINE)
+REPORT = re.compile(r"`(benchmarks/results/[\w./-]+)`")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
@@ -102,18 +106,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fills in what a page asks for, and turns the repository's links into the site's."""
-    return LINK.sub(lambda found: _link(found, page.file, files), filled(markdown))
+    linked = LINK.sub(lambda found: _link(found, page.file, files), with_help(filled(markdown)))
+    return REPORT.sub(lambda found: _link_report(found, page.file, files), linked)
 
 
 def filled(markdown: str) -> str:
     """A page with what it asks for, as the code and the reports have it now."""
-    makers: dict[str, Callable[[str], str]] = {
-        "settings": settings,
-        "registry": registry,
-        "measured": measured,
-        "help": command_help,
-    }
-    return MARK.sub(lambda m: f"<!-- {m[1]}: {m[2]} -->\n\n{makers[m[1]](m[2]).strip()}\n\n{END}", markdown)
+    return MARK.sub(lambda m: f"<!-- {m[1]}: {m[2]} -->\n\n{MAKERS[m[1]](m[2]).strip()}\n\n{END}", markdown)
+
+
+def with_help(markdown: str) -> str:
+    """A page with the help of the commands that it names."""
+    return HELP.sub(lambda m: f"<!-- help: {m[1]} -->\n\n{command_help(m[1])}\n\n{END}", markdown)
 
 
 def _link(found: re.Match[str], file: File, files: Files) -> str:
@@ -127,6 +131,13 @@ def _link(found: re.Match[str], file: File, files: Files) -> str:
     if not (ROOT / there).exists():
         return found[0]  # MkDocs reports it
     return text if text.strip("`") == there else f"{text} (`{there}`)"
+
+
+def _link_report(found: re.Match[str], file: File, files: Files) -> str:
+    """A link to a report that is named by its path: reports are only on the site."""
+    if not files.get_file_from_path(found[1]):
+        return found[0]
+    return f"[{found[0]}]({posixpath.relpath(found[1], posixpath.dirname(file.src_uri))})"
 
 
 def settings(name: str) -> str:
@@ -254,7 +265,7 @@ def measured(name: str) -> str:
             f"| {row.label} | {row.partition} | " + " | ".join(row.cells[c] for c in columns) + " |" for row in mine
         ]
         head = ["| row | partition | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
-        tables.append("\n".join([f"[{title}](../../benchmarks/results/{report}/{report}.md):\n", *head, *lines]))
+        tables.append("\n".join([f"[{title}](../results/benchmarks.md):\n", *head, *lines]))
     return "\n\n".join(tables) or "Not measured in a report of its own."
 
 
@@ -319,9 +330,13 @@ def write_help(command: Parser) -> str:
     return f"```text\n{command.full_help().rstrip()}\n```"
 
 
+MAKERS: dict[str, Callable[[str], str]] = {"settings": settings, "registry": registry, "measured": measured}
+
+
 def main() -> None:
     """Writes into all pages what they ask for."""
     write_all()
+    cited.main()
     for path in sorted((ROOT / "docs").rglob("*.md")):
         text = path.read_text()
         if (now := filled(text)) != text:
