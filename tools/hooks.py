@@ -88,6 +88,7 @@ MARK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 HELP = re.compile(rf"^<!-- help: (.+?) -->\n{END}$", re.MULTILINE)
+API = re.compile(r"^- `(cfl_flare[\w.]*)`$", re.MULTILINE)
 REPORT = re.compile(r"`(benchmarks/results/[\w./-]+)`")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
@@ -106,7 +107,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fills in what a page asks for, and turns the repository's links into the site's."""
-    linked = LINK.sub(lambda found: _link(found, page.file, files), with_help(filled(markdown)))
+    whole = with_help(filled(markdown))
+    if page.file.src_uri == "api/index.md":
+        whole = API.sub(r"\n::: \1\n", whole)
+    linked = LINK.sub(lambda found: _link(found, page.file, files), whole)
     return REPORT.sub(lambda found: _link_report(found, page.file, files), linked)
 
 
