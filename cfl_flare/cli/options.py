@@ -102,11 +102,24 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            command = f"{self.prog} {arguments.subcommand}"
+            command = self.name_command(sys.argv[1:] if args is None else args)
             raise ConfigError(
                 f"unrecognized arguments: {' '.join(unknown)}; run '{command} --help' for the options"
             )
         return arguments
+
+    def name_command(self, words: Sequence[str]) -> str:
+        """Name the command that some words begin with, such as ``cfl-flare site runs``.
+
+        Args:
+            words: the arguments of the program.
+
+        Returns:
+            the program and the command, without options.
+        """
+        begun = " ".join(words) + " "
+        found = [name for name in self.commands() if begun.startswith(f"{name} ")]
+        return " ".join([self.prog, *found])
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; run '{self.prog} --help' for the options")

@@ -16,6 +16,7 @@ from cfl_flare.cli import main, parser
 from cfl_flare.cli.options import CONFIG, given, read_config, with_config, write_config
 from cfl_flare.cli.specs import build_named, shape_and_outputs
 from cfl_flare.core.config import unmarked
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import settings_of
 from cfl_flare.data import Digits, Npz
 from cfl_flare.engine.plan import CONCERNS, RunPlan
@@ -554,3 +555,9 @@ def test_what_a_template_prints_is_not_refused_by_the_floors_of_real_sites(templ
     sites = int(re.findall(r"min_clients=(\d+) \\", text)[0])
     clusters = [int(k) for k in re.findall(r"num_rounds=50 k=(\d+) ", text)] or [1]
     assert sites >= 3 * clusters[0]
+
+
+def test_a_refused_option_names_its_own_command() -> None:
+    for words, command in ((["site", "runs", "KIT"], "cfl-flare site runs"), (["show", "run", "--no"], "cfl-flare show")):
+        with pytest.raises(ConfigError, match=f"unrecognized arguments: [^;]+; run '{command} --help' for the options"):
+            parser().parse_args(words)
