@@ -4,7 +4,7 @@
 
 Hospitals fall into three groups by the cells that they see. The attackers are the first hospitals of the first group,
 and attack in every round. Each run adds a line a cell to ``attacks.jsonl`` in the folder, and skips the cells that are
-there. `attacks_report` makes the tables of it.
+there.
 
     CFL_DATA_ROOT=... python benchmarks/attacks.py --out attacks
 """

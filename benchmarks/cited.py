@@ -19,9 +19,8 @@ from typing import Any
 import kept
 import verdicts
 from common import Cell
-from kept import CitationError, digits, gains_table, group, interval, mean_of, paired, signed, value, which_table
+from kept import CitationError, digits, group, interval, mean_of, paired, signed, value
 from plans.plan import FIGURES
-from plans.plan import published as published_figures
 from report import UNREACHABLE
 
 ROOT = Path(__file__).parents[1]
@@ -98,11 +97,7 @@ def find(content: Any, keys: str) -> Any:
 def published(text: str) -> str:
     """A paper's figure, or the difference of two."""
     plan, partition, *rows, name = text.split()
-    try:
-        figures = published_figures()[plan]["figures"]
-        found = [figures[partition][row][0][name] for row in rows]
-    except KeyError as error:
-        raise CitationError(f"published.json has no {plan} {partition} {' '.join(rows)} {name}: {error}") from error
+    found = [verdicts.published_figure(plan, partition, row, name) for row in rows]
     if len(found) == 2:
         return signed(found[0][0] - found[1][0], 1)
     mean, std = found[0]
@@ -148,29 +143,11 @@ def table(text: str) -> str:
     seeds = {row: sorted(cells) for row, cells in groups.items()}
     if len({str(there) for there in seeds.values()}) > 1:
         raise CitationError(f"the rows of {place.strip()} have different seeds: {seeds}")
-    lines = ["| | " + " | ".join(title(column) for column in columns) + " |", "|---|" + "---:|" * len(columns)]
+    names = [column.partition("@") for column in columns]
+    titles = [FIGURES[name].title + (f" after round {after}" if after else "") for name, _, after in names]
+    lines = ["| | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(columns)]
     lines += [f"| `{row}` | " + " | ".join(mean_of(cells, c) for c in columns) + " |" for row, cells in groups.items()]
     return "\n".join(lines)
-
-
-def title(column: str) -> str:
-    """Of a table."""
-    name, _, after = column.partition("@")
-    return FIGURES[name].title + (f" after round {after}" if after else "")
-
-
-def which(text: str) -> str:
-    """See `kept.which_table`."""
-    results, (name, *rows) = (part.split() for part in text.split(";"))
-    return which_table(results, name, rows)
-
-
-def gains(text: str) -> str:
-    """See `kept.gains_table`."""
-    place, _, asked = text.partition(":")
-    rows, others = (part.split() for part in asked.split(";"))
-    result, partition = place.split()
-    return gains_table(result, partition, rows, others)
 
 
 WAYS: dict[str, Callable[[str], str]] = {
@@ -184,8 +161,8 @@ WAYS: dict[str, Callable[[str], str]] = {
     "verdict": verdicts.verdict,
     "told": verdicts.told,
     "table": table,
-    "which": which,
-    "gains": gains,
+    "which": kept.which_table,
+    "gains": kept.gains_table,
 }
 
 # The scripts behind files that do not name their command.
@@ -248,8 +225,8 @@ def name_sources(text: str, page: Path) -> str:
     for expression in (*EXPRESSION.finditer(text), *EACH.finditer(text)):
         for name in name_results(*expression.groups()[:2]):
             words.setdefault(name, set()).update(re.split(r"[\s:;,/]+", expression[2]))
-    facts = [f"[{name}]({link}): {describe(name, words[name])}" for name in words]
-    return f"*{'; '.join(facts)}.*"
+    facts = {name: describe_file(name) if ".json" in name else describe_cells(name, words[name]) for name in words}
+    return f"*{'; '.join(f'[{name}]({link}): {made}' for name, made in facts.items())}.*"
 
 
 def name_results(way: str, text: str) -> list[str]:
@@ -262,11 +239,6 @@ def name_results(way: str, text: str) -> list[str]:
     return first if way == "which" else first[:1]
 
 
-def describe(name: str, words: set[str]) -> str:
-    """What made the cells or the file of a name."""
-    return describe_file(name) if name.endswith((".json", ".jsonl")) else describe_cells(name, words)
-
-
 def describe_cells(result: str, words: set[str]) -> str:
     """What made the cells that some words name."""
 
@@ -277,9 +249,8 @@ def describe_cells(result: str, words: set[str]) -> str:
     plans, people, rounds, seeds, commits = (
         sorted({cell.facts[key] for cell in cells}) for key in ("plan", "participants", "rounds", "seed", "commit")
     )
-    facts = [f"`tables.py run --plan {list_all(plans)}`", f"{list_all(people)} participants"]
-    facts += [f"{list_all(rounds)} rounds", show_seeds(seeds)]
-    return ", ".join([*facts, *name_commits(commits)])
+    setting = f"{list_all(people)} participants, {list_all(rounds)} rounds"
+    return ", ".join([f"`tables.py run --plan {list_all(plans)}`", setting, show_seeds(seeds), *name_commits(commits)])
 
 
 def describe_file(name: str) -> str:
@@ -290,8 +261,7 @@ def describe_file(name: str) -> str:
     script = [*scripts, *commands, SCRIPTS.get(name)][0]
     seeds = sorted({int(seed) for key in ("seed", "seeds") for seed in collect(content, key)})
     commits = sorted({commit for key in ("commit", "commits") for commit in collect(content, key)})
-    facts = [f"`{script}`", *([show_seeds(seeds)] if seeds else [])]
-    return ", ".join([*facts, *name_commits(commits)])
+    return ", ".join([f"`{script}`", *([show_seeds(seeds)] if seeds else []), *name_commits(commits)])
 
 
 def show_seeds(seeds: list[int]) -> str:
@@ -302,22 +272,17 @@ def show_seeds(seeds: list[int]) -> str:
 def name_commits(commits: list[str]) -> list[str]:
     """The commits that the history has."""
     there = sorted({commit[:10] for commit in commits if commit[:10] not in UNREACHABLE and commit not in UNREACHABLE})
-    if not there:
-        return []
-    return [f"commit{'s' if len(there) > 1 else ''} {list_all(there)}"]
+    return [f"commit{'s' if len(there) > 1 else ''} {list_all(there)}"] if there else []
 
 
 def collect(content: Any, key: str) -> Iterator[Any]:
     """All values of a name, wherever they are."""
-    if isinstance(content, list):
-        for part in content:
-            yield from collect(part, key)
     if isinstance(content, dict):
-        for name, part in content.items():
-            if name == key:
-                yield from part if isinstance(part, list) else [part]
-            else:
-                yield from collect(part, key)
+        here = content.get(key, [])
+        yield from here if isinstance(here, list) else [here]
+        content = list(content.values())
+    for part in content if isinstance(content, list) else []:
+        yield from collect(part, key)
 
 
 def list_all(values: list[Any]) -> str:
@@ -336,9 +301,8 @@ def fill_tables(document: str, page: Path) -> str:
 
     def make(found: re.Match[str]) -> str:
         template = (TEMPLATES / f"{found[1]}.md").read_text()
-        return (
-            f"<!-- table: {found[1]} -->\n\n{fill(template).strip()}\n\n{name_sources(template, page)}\n\n<!-- end -->"
-        )
+        parts = (f"<!-- table: {found[1]} -->", fill(template).strip(), name_sources(template, page), "<!-- end -->")
+        return "\n\n".join(parts)
 
     return TABLE.sub(make, document)
 

@@ -218,8 +218,9 @@ def wins(compared: Sequence[Place], row: str, other: str) -> str:
     return f"{sum(d > 0 for d in differences)} of {len(differences)}" if row != other and differences else "-"
 
 
-def which_table(results: Sequence[str], figure: str, others: Sequence[str] = ()) -> str:
-    """The table: a row a method, a column a place; below them other rows, whose order is given."""
+def which_table(text: str) -> str:
+    """``digits blood; accuracy majority``: a row a method, a column a place; below them other rows."""
+    results, (figure, *others) = (part.split() for part in text.split(";"))
     compared = places(results, figure)
     titles = [
         "",
@@ -266,8 +267,11 @@ def gaining(mine: np.ndarray, theirs: np.ndarray) -> tuple[int, int]:
     return int((there < 0).sum()), len(there)
 
 
-def gains_table(result: str, partition: str, rows: Sequence[str], others: Sequence[str]) -> str:
-    """Of each row how many hospitals gain by it, against some others."""
+def gains_table(text: str) -> str:
+    """``stroke natural: ifca-2 ditto; local fedavg``: how many hospitals gain by each row."""
+    place, _, asked = text.partition(":")
+    rows, others = (part.split() for part in asked.split(";"))
+    result, partition = place.split()
     lines = [
         "| hospitals that gain | " + " | ".join(f"against `{other}`" for other in others) + " |",
         "|---|" + "---:|" * len(others),

@@ -27,7 +27,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attacks_report
 from common import FILE, packed_cells, read_cells, write
 from kept import CELLS, COMPUTED, MEASURED, RESULTS, folder_of, measured, packed, results
 from report import finished, texts, write_report
@@ -41,7 +40,6 @@ def makers() -> dict[str, Callable[[Path], Any]]:
     """What is made, by its path in the repository, and how; beside a plan's report lies its JSON."""
     made: dict[str, Callable[[Path], Any]]
     made = {f"{name}/{name}.md": partial(of_plan, folder_of(name)) for name in results()}
-    made["attacks/attacks.md"] = write_attacks
     made |= {name: partial(write_content, name) for name in (*packed(), *COMPUTED)}
     return {(RESULTS.relative_to(ROOT) / name).as_posix(): make for name, make in made.items()}
 
@@ -49,11 +47,6 @@ def makers() -> dict[str, Callable[[Path], Any]]:
 def of_plan(cells: zipfile.Path, path: Path) -> None:
     """A plan's report, with its JSON beside it."""
     write_report(cells, path.with_suffix(""))
-
-
-def write_attacks(path: Path) -> None:
-    """The report on attacks, in Markdown."""
-    path.write_text(attacks_report.markdown(measured("attacks/attacks.jsonl")))
 
 
 def write_content(name: str, path: Path) -> None:

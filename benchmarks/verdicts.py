@@ -65,16 +65,19 @@ def verdict(text: str) -> str:
         if "different commits" not in str(error):
             raise
         differences = []  # nothing is paired
-    return verdict_of(differences, None if plan is None else published_difference(plan, partition, row, other, name))
+    if plan is None:
+        return verdict_of(differences)
+    mine, theirs = (published_figure(plan, partition, name_of, name)[0] for name_of in (row, other))
+    return verdict_of(differences, mine - theirs)
 
 
-def published_difference(plan: str, partition: str, row: str, other: str, name: str) -> float:
-    """What the paper has between two rows."""
-    figures = published_figures()[plan]["figures"]
+def published_figure(plan: str, partition: str, row: str, name: str) -> tuple[float, float | None]:
+    """A paper's mean, and its deviation if the paper has one."""
     try:
-        return float(figures[partition][row][0][name][0] - figures[partition][other][0][name][0])
+        mean, std = published_figures()[plan]["figures"][partition][row][0][name]
     except KeyError as error:
-        raise CitationError(f"published.json has no {plan} {partition} {row} {other} {name}: {error}") from error
+        raise CitationError(f"published.json has no {plan} {partition} {row} {name}: {error}") from error
+    return mean, std
 
 
 def told(text: str) -> str:

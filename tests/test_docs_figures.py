@@ -155,12 +155,12 @@ def test_methods_are_laid_beside_the_better_one_without_clusters(tiny_results: P
     assert kept.verdict([10, 20, 30]) == "+20.0"  # its interval has zero in it
     assert kept.verdict([10, 10.5, 11]) == "+10.5 **+**"
     assert kept.verdict([-10, -10.5, -11]) == "-10.5 **-**"
-    lines = kept.which_table(["tiny"], "accuracy").splitlines()
+    lines = kept.which_table("tiny; accuracy").splitlines()
     assert lines[2] == "| `wecfl` | +20.0 | 3 of 3 | 3 of 3 |"
     assert "| `local` | *local* | - | 3 of 3 |" in lines
     add_cells(tiny_results / "tiny", [make_digits_cell("majority", 0, 0.2)])
     kept.kept.cache_clear()
-    assert cited.which("tiny; accuracy majority ifca").splitlines()[-2:] == [
+    assert kept.which_table("tiny; accuracy majority ifca").splitlines()[-2:] == [
         "| `fedavg` | -20.0 | 0 of 3 | - |",
         "| `majority` | -30.0 | 0 of 1 | 0 of 1 |",
     ]

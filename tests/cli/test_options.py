@@ -558,6 +558,9 @@ def test_what_a_template_prints_is_not_refused_by_the_floors_of_real_sites(templ
 
 
 def test_a_refused_option_names_its_own_command() -> None:
-    for words, command in ((["site", "runs", "KIT"], "cfl-flare site runs"), (["show", "run", "--no"], "cfl-flare show")):
+    for words, command in (
+        (["site", "runs", "KIT"], "cfl-flare site runs"),
+        (["show", "run", "--no"], "cfl-flare show"),
+    ):
         with pytest.raises(ConfigError, match=f"unrecognized arguments: [^;]+; run '{command} --help' for the options"):
             parser().parse_args(words)
