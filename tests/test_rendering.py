@@ -24,7 +24,10 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 AWAITED = {DOCS / "study.md"}  # is being written anew
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "ROADMAP.md", "CODE_OF_CONDUCT.md")
+    ),
     *sorted(DOCS.rglob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
     *sorted((ROOT / "contrib").rglob("*.md")),

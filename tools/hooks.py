@@ -55,6 +55,8 @@ OUTSIDE = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "ROADMAP.md",
+    "CODE_OF_CONDUCT.md",
     "examples/*/README.md",
     "benchmarks/results/*/*.md",
     "benchmarks/results/**/*.json",
