@@ -1,0 +1,262 @@
+# SPDX-FileCopyrightText: 2026 The cfl_flare authors
+# SPDX-License-Identifier: Apache-2.0
+"""Measure how often a study's verdict is right in federations that are simulated, so that the truth is known.
+
+A setting says how different the groups are: ``null`` has no groups. The seed chooses what the truth is (`TRUTHS`), two
+or three groups, and whether prevalence differs between hospitals. So each setting has all of them. The oracle gain is
+the log-loss that clusters by the true groups save against the best model without clusters. Both have the best of
+their rounds, on a large test sample that is not the study's.
+
+    python benchmarks/federations.py --out benchmarks/results/study-federations.json
+    python benchmarks/federations.py --settings prevalence null plain --seeds 0 1 2 3 4 5 --search --out search.json
+
+It saves after each federation and continues where it was. Images need ``fashionmnist.npz`` in ``$CFL_DATA_ROOT``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from common import measure_missing
+from scipy.stats import beta
+
+from cfl_flare.data.files import find
+from cfl_flare.data.sources import Npz
+from cfl_flare.engine.loop import run_loop
+from cfl_flare.engine.plan import RunPlan
+from cfl_flare.engine.study.candidates import Candidate, StudySettings, first_candidates, named, of_candidate
+from cfl_flare.engine.study.halving import Study
+from cfl_flare.engine.study.in_process import InProcess
+from cfl_flare.methods import Groups
+from cfl_flare.training.settings import TrainSettings
+
+TRUTHS = ("logistic", "mlp", "images")
+# How far apart groups are: an angle between coefficients, in quarters of a turn, or the share of permuted labels.
+SETTINGS = {"null": 0.0, "prevalence": 0.0, "faint": 0.25, "middle": 0.5, "plain": 1.0}
+HOSPITALS = (8, 16, 40)
+ROUNDS, RUNGS = 12, 2
+FEATURES, HIDDEN = 8, 6
+PATIENTS = (100, 400)
+# Of each hospital, for the oracle.
+TESTED = 500
+# What a clear gain is, in log-loss.
+PLAIN_GAIN = 0.02
+
+
+class Federation(NamedTuple):
+    """A simulated federation: what the seed chose, and its patients by part: ``train``, ``test`` and ``oracle``."""
+
+    truth: str
+    group_of: np.ndarray
+    shifts: bool
+    parts: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+    def write(self, path: Path, test: str) -> Npz:
+        """Write training and one kind of test samples, with their hospitals, as a source."""
+        arrays = {}
+        for split, part in (("train", "train"), ("test", test)):
+            kinds = zip(("images", "labels", "hospital"), self.parts[part])
+            arrays |= {f"{split}_{kind}": array for kind, array in kinds}
+        np.savez(path, **arrays)
+        return Npz(str(path), key="hospital")
+
+
+def draw_federation(setting: str, hospitals: int, seed: int) -> Federation:
+    """Draw hospitals and their patients."""
+    rng = np.random.default_rng([seed, hospitals, list(SETTINGS).index(setting)])
+    truth = TRUTHS[seed % 3]
+    shifts = setting == "prevalence" or seed // 6 % 2 == 1
+    if setting == "prevalence":
+        truth = TRUTHS[seed % 2]
+    if setting == "null" or truth == "images":
+        shifts = False
+    groups = 1 if SETTINGS[setting] == 0 else 2 + seed // 3 % 2
+    group_of = rng.permutation(np.arange(hospitals) % groups)
+    draw = draw_images if truth == "images" else draw_records
+    sizes = rng.integers(*PATIENTS, size=hospitals)
+    counts = {"train": sizes * 3 // 4, "test": sizes // 4, "oracle": np.full(hospitals, TESTED)}
+    parts = draw(rng, truth, group_of, SETTINGS[setting], shifts, counts)
+    return Federation(truth, group_of, shifts, parts)
+
+
+def draw_records(
+    rng: np.random.Generator, truth: str, group_of: np.ndarray, effect: float, shifts: bool, counts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Draw patients with two outcomes: their logit is linear in features, or in hidden units of features."""
+    hidden = rng.normal(size=(FEATURES, HIDDEN))
+    width = FEATURES if truth == "logistic" else HIDDEN
+    axes = np.linalg.qr(rng.normal(size=(width, 3)))[0].T
+    groups = group_of.max() + 1
+    # All groups have the part along the first axis; the rest points to the corners of a line or a triangle.
+    turns = 2 * np.pi * np.arange(groups) / groups
+    corners = np.stack([np.cos(turns), np.sin(turns)], 1) @ axes[1:]
+    angle = effect * np.pi / 2
+    coefficients = 1.5 * (np.cos(angle) * axes[0] + np.sin(angle) * corners)
+    intercepts = rng.normal(size=len(group_of)) * 1.5 * shifts
+    parts = {}
+    for part, sizes in counts.items():
+        hospital = np.repeat(np.arange(len(group_of)), sizes)
+        x = rng.normal(size=(len(hospital), FEATURES))
+        inputs = x if truth == "logistic" else 1.6 * np.tanh(x @ hidden)
+        logits = (inputs * coefficients[group_of[hospital]]).sum(1) + intercepts[hospital]
+        y = rng.random(len(logits)) < 1 / (1 + np.exp(-logits))
+        # A source of images subtracts 0.5 and divides by 0.5.
+        pixels = (x / 2 + 0.5).astype(np.float32)
+        parts[part] = (pixels[:, None], y.astype(np.int64), hospital)
+    return parts
+
+
+def draw_images(
+    rng: np.random.Generator, truth: str, group_of: np.ndarray, effect: float, shifts: bool, counts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Draw images of five garments, 7x7; in a share of each group's images three labels are rotated."""
+    with np.load(find("fashionmnist.npz", "data")) as file:
+        images, labels = file["train_images"], file["train_labels"].reshape(-1)
+    order = rng.permutation(np.flatnonzero(labels < 5))
+    parts, begin = {}, 0
+    for part, sizes in counts.items():
+        hospital = np.repeat(np.arange(len(group_of)), sizes)
+        rows = order[(begin + np.arange(len(hospital))) % len(order)]
+        begin += len(rows)
+        small = images[rows].reshape(-1, 7, 4, 7, 4).mean((2, 4)).astype(np.uint8)
+        y = labels[rows].astype(np.int64)
+        rotated = (y < 3) & (rng.random(len(y)) < 0.8 * effect)
+        y[rotated] = (y[rotated] + group_of[hospital[rotated]]) % 3
+        parts[part] = (small, y, hospital)
+    return parts
+
+
+def plan_run(federation: Federation, source: Npz, seed: int) -> RunPlan:
+    """The run that all candidates share."""
+    images = federation.truth == "images"
+    shape, outputs = ([1, 7, 7], 5) if images else ([1, 1, FEATURES], 2)
+    name, settings = ("Logistic", {}) if federation.truth == "logistic" else ("MLP", {"hidden": [16]})
+    args = {"input_shape": shape, "num_classes": outputs, **settings}
+    training = TrainSettings(lr=0.1, momentum=0.9, local_epochs=1, bootstrap=100)
+    return RunPlan.of(
+        method="fedavg",
+        model={"class_path": f"cfl_flare.models.{name}", "args": args},
+        data=source,
+        training=training,
+        min_clients=1,
+        num_rounds=ROUNDS,
+        seed=seed,
+        validation=0.25,
+        partition="natural",
+        min_samples=8,
+        key_metric="loss",
+    )
+
+
+def find_oracle_gain(federation: Federation, plan: RunPlan, trainer: InProcess) -> dict[str, float]:
+    """The least test loss of each way to train, and what clusters by the true groups save; see the module."""
+    groups = {str(i): str(group) for i, group in enumerate(federation.group_of)}
+    truth = Candidate("truth", Groups(groups=groups, warmup=1))
+    layers = trainer.private_layers(named(truth.method))
+    clustered = [truth] if layers is None else [truth, truth.with_private(layers)]
+    ways = [*first_candidates(trainer.module), *clustered]
+    plan = replace(plan, training=replace(plan.training, bootstrap=0))
+    best = {}
+    for way in ways:
+        losses = list[float]()
+        run_loop(of_candidate(plan, way), on_round=lambda measured, losses=losses: losses.append(loss_of(measured)))
+        best[way.name] = min(losses)
+    names = [way.name for way in clustered]
+    gain = min(best[name] for name in best if name not in names) - min(best[name] for name in names)
+    return {"oracle_gain": round(gain, 4), **{name: round(loss, 4) for name, loss in best.items()}}
+
+
+def loss_of(measured: Any) -> float:
+    """The mean test loss of a round."""
+    return float(measured.scalars()["served_loss"])
+
+
+def measure(setting: str, hospitals: int, seed: int, search: bool) -> dict[str, Any]:
+    """Run the study of a federation; with ``search``, only find the number of clusters."""
+    federation = draw_federation(setting, hospitals, seed)
+    started = time.process_time()
+    groups = int(federation.group_of.max()) + 1
+    facts: dict[str, Any] = {"truth": federation.truth, "groups": groups, "shifts": federation.shifts}
+    with TemporaryDirectory() as folder:
+        plan = plan_run(federation, federation.write(Path(folder, "study.npz"), "test"), seed)
+        trainer = InProcess(plan, Path(folder))
+        if search:
+            found = trainer.search().note
+            return {**facts, "found": found["k"], "set": found["set"]}
+        study = Study(trainer, first_candidates(trainer.module), StudySettings(rungs=RUNGS), seed=seed)
+        verdict = study.run()
+        facts["seconds"] = round(time.process_time() - started, 1)
+        large = plan_run(federation, federation.write(Path(folder, "oracle.npz"), "oracle"), seed)
+        oracle = find_oracle_gain(federation, large, trainer)
+    return {
+        **facts,
+        "found": study.journal.clusters,
+        "set": list(study.journal.k_set),
+        "verdict": "cluster" if verdict.cluster else "cannot tell" if verdict.unsure else "do not",
+        "chosen": verdict.chosen.name,
+        "oracle_gain": oracle.pop("oracle_gain"),
+        "oracle": oracle,
+        "tested": {name: round(value, 4) for name, value in verdict.tested.items()},
+        "unsure": verdict.unsure,
+        "sentences": verdict.sentences(),
+    }
+
+
+def limits(count: int, of: int) -> list[float]:
+    """The 95 % limits of a share (Clopper and Pearson 1934)."""
+    low = 0.0 if count == 0 else float(beta.ppf(0.025, count, of - count + 1))
+    high = 1.0 if count == of else float(beta.ppf(0.975, count + 1, of - count))
+    return [round(low, 3), round(high, 3)]
+
+
+def summarize(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Count verdicts by setting and size, and of those with groups also by the oracle gain."""
+    places: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        wanted = [row["setting"]]
+        if row["groups"] > 1 and "oracle_gain" in row:
+            clear = "clear" if row["oracle_gain"] >= PLAIN_GAIN else "small"
+            wanted.append(f"{clear} gain" if row["oracle_gain"] > 0 else "no gain")
+        for name in wanted:
+            places.setdefault((name, row["hospitals"]), []).append(row)
+    table = []
+    for (name, hospitals), chosen in sorted(places.items()):
+        line: dict[str, Any] = {"setting": name, "hospitals": hospitals, "studies": len(chosen)}
+        line["right_k"] = sum(row["found"] == row["groups"] for row in chosen)
+        line["set_has_it"] = sum(row["set"][0] <= row["groups"] <= row["set"][1] for row in chosen)
+        for verdict in ("cluster", "do not", "cannot tell"):
+            line[verdict] = sum(row.get("verdict") == verdict for row in chosen)
+        line["cluster_limits"] = limits(line["cluster"], len(chosen))
+        line["do_not_limits"] = limits(line["do not"], len(chosen))
+        table.append(line)
+    return {"summary": table}
+
+
+def main() -> None:
+    """Run the command line."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    options.add_argument("--hospitals", nargs="+", type=int, default=list(HOSPITALS))
+    options.add_argument("--seeds", nargs="+", type=int, default=list(range(30)))
+    options.add_argument("--search", action="store_true", help="only find the number of clusters")
+    options.add_argument("--out", type=Path, required=True)
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    wanted = (
+        {"setting": setting, "hospitals": hospitals, "seed": seed, "search": given.search}
+        for seed, setting, hospitals in product(given.seeds, given.settings, given.hospitals)
+    )
+    measure_missing(given.out, wanted, measure, summarize, rounds=ROUNDS)
+
+
+if __name__ == "__main__":
+    main()
