@@ -9,7 +9,7 @@ and the verdict.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,12 @@ class Entrant:
     private: bool = False
     tuned: bool = False
     control: bool = False
+
+    def after(self, rounds: int, everything: int) -> Entrant:
+        """The candidate as it was after these rounds, which its title names unless they are all."""
+        if rounds == everything:
+            return self
+        return replace(self, title=f"{self.title} for {rounds} rounds")
 
 
 @dataclass(frozen=True)
@@ -339,6 +345,7 @@ FIELDS: schema.Fields = {
     "assignment": schema.dict_of(schema.count),
     "searched": schema.count,
     "search_seconds": schema.number,
+    "judged": schema.json_object,
     "rungs": schema.described("comparisons of candidates", schema.list_of(RUNG)),
     "titles": schema.dict_of(schema.text),
     "cost": schema.described("rounds and seconds", COST),

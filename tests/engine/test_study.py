@@ -30,7 +30,8 @@ from cfl_flare.engine.study.candidates import (
 )
 from cfl_flare.engine.study.halving import Study
 from cfl_flare.engine.study.in_process import InProcess
-from cfl_flare.engine.study.journal import Journal, Rung, Search
+from cfl_flare.engine.study.journal import Journal, Search
+from cfl_flare.engine.study.judged import Judged
 from cfl_flare.methods import IFCA, FedAvg, FedCUAU, Local, WeCFL
 from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.comparison import AtHospital, Measured
@@ -122,12 +123,41 @@ def test_one_model_with_private_layers_learns_to_the_end_even_if_it_learns_late(
     assert "fedavg-bias" in study.journal.rungs[1].means
 
 
-def test_test_samples_are_measured_once_at_the_end_and_of_those_left_alone():
+def test_each_candidate_is_judged_at_its_best_comparison():
+    """Training alone overfits: its last models were held against clusters, and lost by far."""
+    early = {"fedavg": 0.6, "local": 0.58}
+    late = {"fedavg": 0.62, "local": 0.2}
+
+    class Overfitting(Fake):
+        def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
+            self.seen.append((candidate.name, rounds, split))
+            values = {**VALUES, **(early if rounds == 4 else late)}
+            value = values[candidate.name]
+            return make_equal_hospitals(value - 0.01 if split == "test" else value)
+
+    fake = Overfitting(VALUES)
+    study = Study(fake, TWO, StudySettings(rungs=2))
+    verdict = study.run()
+    assert [rung.means["local"] for rung in study.journal.rungs] == pytest.approx([0.58, 0.2])
+    assert verdict.tested["local"] == pytest.approx(0.57) and verdict.tested["fedavg"] == pytest.approx(0.61)
+    assert ("local", 8, "test") not in fake.seen and ("fedavg", 8, "test") in fake.seen
+    assert named(Local()).entrant.after(4, 8).title == "each hospital alone for 4 rounds"
+
+
+def test_test_samples_choose_nothing():
     fake = Fake(VALUES, {**VALUES, "wecfl-k3": 0.1})
     verdict = Study(fake, TWO, StudySettings(rungs=2)).run()
-    tested = [one for one in fake.seen if one[2] == "test"]
-    assert fake.seen[-4:] == tested == [(n, 8, "test") for n in ("local", "fedavg", "wecfl-k3", "wecfl-k4")]
-    assert verdict.chosen.name == "fedavg"  # what validation chose among those with clusters failed
+    assert verdict.chosen.name == "fedavg"  # the clusters that validation samples chose failed on test samples
+    # Nothing was better in the second comparison, so that nothing was measured again.
+    assert [seen for seen in fake.seen if seen[2] == "test"] == [(name, 4, "test") for name in VALUES]
+
+
+def test_measurements_survive_in_the_file_of_a_study():
+    hospital = AtHospital(12.0, 50, 3, 0.5, np.array([0.5, np.nan]), (30, 20))
+    judged = Judged(4, {"a": hospital}, {"a": replace(hospital, value=0.25)})
+    again = Judged.of(json.loads(json.dumps(judged.to_dict(), allow_nan=False)))
+    assert again.rounds == 4 and again.tested["a"].value == 0.25 and again.validated["a"].classes == (30, 20)
+    np.testing.assert_array_equal(again.validated["a"].draws, [0.5, np.nan])
 
 
 def test_at_most_half_are_dropped_at_a_time_the_worst_ones_first():
@@ -158,8 +188,7 @@ def test_a_study_goes_on_where_it_was():
     assert [len(one["rungs"]) for one in kept] == [0, 1, 2, 2] and kept[-1]["verdict"]["chosen"]["name"] == "wecfl-k3"
     after = json.loads(json.dumps(kept[1]))
     fake = Fake(VALUES)
-    rungs = [Rung(**r) for r in after["rungs"]]
-    again = Study(fake, TWO, StudySettings(rungs=2), Journal(3, (2, 4), after["assignment"], 4, 0.0, rungs))
+    again = Study(fake, TWO, StudySettings(rungs=2), Journal.of(after))
     assert again.run() == whole.journal.verdict
     assert fake.done == [(n, 8) for n in ("local", "fedavg", "wecfl-k3", "wecfl-k4")]
     assert {one.name for one in again.candidates} == VALUES.keys()

@@ -27,6 +27,7 @@ from cfl_flare.engine.study.candidates import (
     random_groups,
 )
 from cfl_flare.engine.study.journal import Journal, Rung, Search
+from cfl_flare.engine.study.judged import Judged
 from cfl_flare.results.comparison import (
     MARGIN,
     Measured,
@@ -114,9 +115,6 @@ class Study:
             say,
             seed,
         )
-        self._validated: dict[
-            str, Measured
-        ] = {}  # of the last comparison, if this attempt made it
 
     def run(self) -> Verdict:
         """Runs it, or what is left of it.
@@ -209,9 +207,10 @@ class Study:
             for name, hospitals in measured.items()
             if name not in dropped
         }
-        self._validated, means = measured, self._means(measured)
+        means = self._means(measured)
         if not last:
-            dropped |= self._worse(measured, means)
+            best = {name: self.journal.judged[name].validated for name in measured}
+            dropped |= self._worse(best, self._means(best))
         for name, why in dropped.items():
             self._say(f"{rounds} rounds: {name} is dropped: {why}")
         return Rung(rounds, means, dropped, time.monotonic() - start)
@@ -226,9 +225,9 @@ class Study:
         """Trains and measures a candidate; if that fails, it is dropped, unless the verdict needs it."""
         try:
             self.trainer.train(candidate, rounds)
-            measured[candidate.name] = self.trainer.measured(
-                candidate, rounds, VALIDATION
-            )
+            validated = self.trainer.measured(candidate, rounds, VALIDATION)
+            self._judge(candidate, rounds, validated)
+            measured[candidate.name] = validated
         except (
             AbortedError,
             ConfigError,
@@ -238,6 +237,16 @@ class Study:
             if candidate.baseline:
                 raise
             dropped[candidate.name] = f"it failed: {plain(str(error), 300)}"
+
+    def _judge(self, candidate: Candidate, rounds: int, validated: Measured) -> None:
+        """Measures a candidate on test samples, if it never was better on validation samples."""
+        earlier = self.journal.judged.get(candidate.name)
+        if earlier is not None:
+            gain = difference(validated, earlier.validated, self._mode).gain
+            if gain <= 0:
+                return
+        tested = self.trainer.measured(candidate, rounds, TEST)
+        self.journal.judged[candidate.name] = Judged(rounds, validated, tested)
 
     def _best_private(self, measured: Mapping[str, Measured]) -> Candidate | None:
         """The best number of clusters so far with private layers."""
@@ -337,14 +346,17 @@ class Study:
             self.trainer.metric,
             self.trainer,
         )
-        validated = self._validated or {
-            c.name: trainer.measured(c, rung.rounds, VALIDATION) for c in left
-        }
-        tested = {c.name: trainer.measured(c, rung.rounds, TEST) for c in left}
+        judged = {c.name: self.journal.judged[c.name] for c in left}
+        validated = {name: values.validated for name, values in judged.items()}
+        tested = {name: values.tested for name, values in judged.items()}
         for name, why in self._too_few(tested).items():
             self._say(f"test samples: {name} is left out: {why}")
             del tested[name]
-        entrants = [c.entrant for c in left if c.name in tested]
+        entrants = [
+            c.entrant.after(judged[c.name].rounds, rung.rounds)
+            for c in left
+            if c.name in tested
+        ]
         counts = self._seed, self.settings.fewest_events, len(trainer.names)
         of_metric = metric.name, self._mode, self.settings.margin
         return decide(tested, validated, entrants, rung.rounds, *of_metric, *counts)
