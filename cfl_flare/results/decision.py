@@ -22,6 +22,7 @@ from cfl_flare.results.study import (
     ALONE,
     MOST_NAMES,
     ONE_MODEL,
+    PREVALENCE,
     Basis,
     Entrant,
     Hospital,
@@ -212,6 +213,7 @@ def decide(
         fewest: samples of the rarer class that each split needs, or of any kind if there are no classes.
         everyone: how many hospitals take part; None for those that measured.
     """
+    entrants = [entrant for entrant in entrants if entrant.name != PREVALENCE]
     contest = Contest(tested, validated, entrants, mode, seed)
     choice = contest.choice()
     clustered, other = choice.clustered, choice.other
@@ -244,6 +246,8 @@ def decide(
     chosen = (
         clustered if choice.cluster and clustered is not None and not unsure else other
     )
+    if PREVALENCE in tested:
+        pairs.append((chosen.name, PREVALENCE))
     means = {name: mean_of(measured, mode) for name, measured in tested.items()}
     margin = margin or comparison.usual_margin(metric, means[ONE_MODEL])
     to_one, to_alone = (

@@ -33,6 +33,8 @@ from cfl_flare.results.remarks import figure, listed
 STUDY, VERSION = "study.json", 1
 # The candidates that each study has: each hospital alone, and one model for all.
 ALONE, ONE_MODEL = "local", "fedavg"
+# What a study holds every candidate against: the same prediction for everyone.
+PREVALENCE = "prevalence"
 # The folder of the run that looked for the number of clusters.
 SEARCH = "number-of-clusters"
 # With fewer hospitals, an interval over them says little of others.
@@ -184,7 +186,7 @@ class Verdict:
 
     def sentences(self) -> list[str]:
         """What to do, and how sure that is."""
-        lines = [self._advice()]
+        lines = [*self._warn_of_prevalence(), self._advice()]
         if self.basis:
             chosen, judged = (
                 self.basis[split].text(split) for split in ("validation", "test")
@@ -198,7 +200,11 @@ class Verdict:
             lines.append(
                 f"Naming the most frequent class everywhere has accuracy {figure(self.majority)}."
             )
-        references = {ONE_MODEL: "one model for all", ALONE: "each hospital alone"}
+        references = {
+            PREVALENCE: "the same prediction for everyone, by the prevalence alone",
+            ONE_MODEL: "one model for all",
+            ALONE: "each hospital alone",
+        }
         for name, words in {
             **references,
             self.random: "random groups of the same sizes",
@@ -222,6 +228,16 @@ class Verdict:
                 "hospitals within chance may differ by that much. Leave --margin out for a twentieth of it."
             )
         return lines
+
+    def _warn_of_prevalence(self) -> list[str]:
+        """That the model is not clearly better than the prevalence, if it is not."""
+        comparison = self.compared.get((self.chosen.name, PREVALENCE))
+        if comparison is None or comparison.low > 0:
+            return []
+        numbers = self._numbers(comparison)
+        same = "the same prediction for everyone, by the prevalence alone"
+        why = f"{self.chosen.title} is not clearly better than {same}: {numbers}"
+        return [f"Use none of these models yet: {why}."]
 
     def _advice(self) -> str:
         way = (

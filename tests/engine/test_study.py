@@ -19,6 +19,7 @@ from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import check_private
 from cfl_flare.engine.study import in_process
 from cfl_flare.engine.study.candidates import (
+    PULLS,
     Candidate,
     StudySettings,
     clustered_candidates,
@@ -90,6 +91,7 @@ class Fake:
 VALUES = {"local": 0.5, "fedavg": 0.6, "wecfl-k2": 0.7, "wecfl-k3": 0.9, "wecfl-k4": 0.9}
 VALUES |= {"random-k3": 0.55, "wecfl-k3-bias": 0.8}
 TWO = [named(Local()), named(FedAvg())]
+HELD = ["local-pull-0.01", "local-pull-0.1", "finetune-pull-0.1", "finetune-pull-1"]
 
 
 def test_what_is_clearly_worse_stops_and_what_the_verdict_needs_does_not():
@@ -142,6 +144,19 @@ def test_each_candidate_is_judged_at_its_best_comparison():
     assert verdict.tested["local"] == pytest.approx(0.57) and verdict.tested["fedavg"] == pytest.approx(0.61)
     assert ("local", 8, "test") not in fake.seen and ("fedavg", 8, "test") in fake.seen
     assert named(Local()).entrant.after(4, 8).title == "each hospital alone for 4 rounds"
+
+
+def test_validation_samples_choose_how_strongly_training_alone_is_held():
+    """A straw man: no decay, and losing to it was called clear."""
+    alone = [named(Local()), *(named(Local()).with_pull(strength) for strength in PULLS["local"])]
+    validation = {**VALUES, "local": 0.3, "local-pull-0.01": 0.5, "local-pull-0.1": 0.4}
+    test = {**validation, "local-pull-0.01": 0.45, "local-pull-0.1": 0.9}
+    study = Study(Fake(validation, test), [*alone, named(FedAvg())], StudySettings(rungs=2))
+    verdict = study.run()
+    assert "local-pull-0.01" in study.journal.rungs[0].dropped  # which does not forget it
+    assert verdict.tested["local"] == pytest.approx(0.45)
+    assert not any("pull" in name for name in verdict.tested)
+    assert study._choose_pulls(alone)["local"].entrant.title == "each hospital alone (pull 0.01)"
 
 
 def test_test_samples_choose_nothing():
@@ -223,7 +238,7 @@ def test_two_groups_are_a_candidate_even_if_none_were_found():
 def test_under_survival_the_last_layer_s_bias_is_no_candidate():
     """Cox's loss has no intercept: the same number added to all risks of a hospital changes nothing."""
     linear, deep = MLP([4], 1, hidden=[]), MLP([4], 1, hidden=[8])
-    assert [one.name for one in first_candidates(linear, task=Survival())] == ["local", "fedavg", "finetune"]
+    assert [one.name for one in first_candidates(linear, task=Survival())] == ["local", "fedavg", "finetune", *HELD]
     assert private_layers(linear, FedAvg(), Binary()) == private_layers(deep, FedAvg(), Survival()) == "bias"
     with pytest.raises(ConfigError, match=r"private = 'bias' is the last layer's bias alone.* survival only compares"):
         check_private(FedAvg(), Division.of(linear, "bias"), "bias", task=Survival())
@@ -235,7 +250,7 @@ def test_hospitals_keep_normalisation_or_else_biases_if_the_method_lets_them():
     assert private_layers(plain, FedAvg()) == "bias" and private_layers(normed, FedAvg()) == "norm"
     assert private_layers(plain, FedCUAU(k=2)) is None
     names = [candidate.name for candidate in first_candidates(plain, [IFCA(k=2)])]
-    assert names == ["local", "fedavg", "fedavg-bias", "finetune", "ifca-k2"]
+    assert names == ["local", "fedavg", "fedavg-bias", "finetune", *HELD, "prevalence", "ifca-k2"]
     with pytest.raises(ConfigError, match="fedavg is a candidate already; leave it out"):
         first_candidates(plain, [FedAvg()])
     entrant = named(WeCFL(k=3), "norm").entrant

@@ -24,6 +24,7 @@ from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.site import check_private
+from cfl_flare.engine.study.prevalence import Prevalence, fits
 from cfl_flare.methods import (
     FedAvg,
     Finetune,
@@ -34,7 +35,7 @@ from cfl_flare.methods import (
     describe_method,
 )
 from cfl_flare.methods.auto_k import AutoK
-from cfl_flare.results.study import ALONE, ONE_MODEL, SEARCH, Entrant
+from cfl_flare.results.study import ALONE, ONE_MODEL, PREVALENCE, SEARCH, Entrant
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import LearningTask
 
@@ -47,7 +48,11 @@ MOST = 10
 # Rounds of FedAvg in which the number of clusters is looked for.
 WARMUP = 5
 TITLES = {ALONE: "each hospital alone", ONE_MODEL: "one model for all"}
+SAME = "the same prediction for everyone"
 TUNED = "one model, fine-tuned at each hospital"
+# How strongly training alone, and fine-tuning, may be held near their start. Validation samples choose.
+PULLED = "-pull-"
+PULLS = {ALONE: (0.01, 0.1), "finetune": (0.1, 1.0)}
 # The layers that hospitals keep, in the order in which they are preferred, and their names in a sentence.
 PRIVATE = {"norm": "private norm layers", "bias": "private biases"}
 
@@ -110,8 +115,12 @@ class Candidate:
         )
         if isinstance(self.method, Groups):
             title = f"{'random' if self.control else 'given'} groups (K={clusters})"
-        elif self.method == Finetune():
+        elif isinstance(self.method, Finetune):
             title = TUNED
+        elif self.name == PREVALENCE:
+            title = SAME
+        if self.pulled:
+            title += f" (pull {self.pulled})"
         if self.private is not None:
             title += f" with {PRIVATE[self.private]}"
         return Entrant(
@@ -136,7 +145,22 @@ class Candidate:
     @property
     def stays(self) -> bool:
         """Whether it is never dropped: clusters are held against the best way without them, if it learns late, too."""
-        return self.method.label in TITLES
+        return self.method.label in (*TITLES, PREVALENCE) and not self.pulled
+
+    @property
+    def family(self) -> str:
+        """The name without the pull."""
+        return self.name.partition(PULLED)[0]
+
+    @property
+    def pulled(self) -> str:
+        """How strongly it is held near its start; empty if it is not."""
+        return self.name.partition(PULLED)[2]
+
+    def with_pull(self, strength: float) -> Candidate:
+        """The same method, held near its start."""
+        method = replace(self.method, pull=strength)  # type: ignore[call-arg]
+        return Candidate(f"{self.name}{PULLED}{strength:g}", method)
 
     def with_private(self, layers: str) -> Candidate:
         return Candidate(f"{self.name}-{layers}", self.method, layers)
@@ -185,6 +209,12 @@ def first_candidates(
     layers = private_layers(module, FedAvg(), task)
     private = [named(FedAvg(), layers)] if layers else []
     candidates = [named(Local()), named(FedAvg()), *private, named(Finetune())]
+    candidates += [
+        candidate.with_pull(strength)
+        for candidate in list(candidates)
+        for strength in PULLS.get(candidate.name, ())
+    ]
+    candidates += [named(Prevalence())] if fits(module, task) else []
     for candidate in map(named, methods):
         listed = f"--method {candidate.name}: a study's sites name no group; give each one's label, {{name: label}}"
         require(not candidate.method.traits.named_groups, listed)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -340,22 +341,43 @@ class Study:
             if c.name in rung.means and c.name not in rung.dropped
         ]
 
+    def _choose_pulls(self, left: Sequence[Candidate]) -> dict[str, Candidate]:
+        """The candidates that are judged by name: of a method with several pulls, the best on validation samples.
+
+        One that was dropped counts as well. Training alone keeps the name by which the verdict knows it.
+        """
+        known = self.journal.judged
+        chosen = dict[str, Candidate]()
+        for family in dict.fromkeys(candidate.family for candidate in left):
+            best, *others = (
+                candidate
+                for candidate in self.candidates
+                if candidate.family == family and candidate.name in known
+            )
+            for other in others:
+                here, there = known[other.name].validated, known[best.name].validated
+                if difference(here, there, self._mode).gain > 0:
+                    best = other
+            chosen[family if family == ALONE else best.name] = best
+        return chosen
+
     def _verdict(self, left: Sequence[Candidate]) -> Verdict:
         rung, metric, trainer = (
             self.journal.rungs[-1],
             self.trainer.metric,
             self.trainer,
         )
-        judged = {c.name: self.journal.judged[c.name] for c in left}
+        chosen = self._choose_pulls(left)
+        judged = {name: self.journal.judged[c.name] for name, c in chosen.items()}
         validated = {name: values.validated for name, values in judged.items()}
         tested = {name: values.tested for name, values in judged.items()}
         for name, why in self._too_few(tested).items():
             self._say(f"test samples: {name} is left out: {why}")
             del tested[name]
         entrants = [
-            c.entrant.after(judged[c.name].rounds, rung.rounds)
-            for c in left
-            if c.name in tested
+            replace(c.entrant.after(judged[name].rounds, rung.rounds), name=name)
+            for name, c in chosen.items()
+            if name in tested
         ]
         counts = self._seed, self.settings.fewest_events, len(trainer.names)
         of_metric = metric.name, self._mode, self.settings.margin

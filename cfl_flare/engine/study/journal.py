@@ -123,9 +123,7 @@ class Journal:
             attempt["searched"],
             attempt["search_seconds"],
         )
-        judged = {
-            name: Judged.of(values) for name, values in attempt["judged"].items()
-        }
+        judged = {name: Judged.of(values) for name, values in attempt["judged"].items()}
         return cls(*search, rungs, words=attempt["words"], judged=judged)
 
     @property
