@@ -36,7 +36,8 @@ from cfl_flare.engine.study.in_process import InProcess
 from cfl_flare.engine.study.journal import Journal, as_json, attempt_in, finished
 from cfl_flare.methods import Groups, Method
 from cfl_flare.report import write
-from cfl_flare.report.study import candidates_table, hospitals_table
+from cfl_flare.report.gains import hospitals_table
+from cfl_flare.report.study import candidates_table
 from cfl_flare.report.table import print_whole, printed
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.study import STUDY, load_study

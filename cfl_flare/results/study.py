@@ -8,7 +8,7 @@ and the verdict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,13 @@ class Entrant:
         if rounds == everything:
             return self
         return replace(self, title=f"{self.title} for {rounds} rounds")
+
+    @property
+    def kind(self) -> int:
+        """Simple kinds have low numbers: 0 for one model, 1 for clusters, 2 for a model of each hospital's own."""
+        if self.tuned or self.name == ALONE:
+            return 2
+        return 1 if self.clusters else 0
 
 
 @dataclass(frozen=True)
@@ -212,7 +219,7 @@ class Verdict:
             comparison = self.compared.get((self.chosen.name, name))
             if comparison is not None:
                 lines.append(f"Against {words}: {self._numbers(comparison)}.")
-        lines += self._who(ONE_MODEL) + self._who(ALONE)
+        lines += self._name_bounded() + self._who(ONE_MODEL) + self._who(ALONE)
         measured = max(
             (comparison.hospitals for comparison in self.compared.values()), default=0
         )
@@ -238,6 +245,22 @@ class Verdict:
         same = "the same prediction for everyone, by the prevalence alone"
         why = f"{self.chosen.title} is not clearly better than {same}: {numbers}"
         return [f"Use none of these models yet: {why}."]
+
+    def _name_bounded(self) -> list[str]:
+        """The hospitals whose differences count as less than they measured."""
+        decisive = {self.chosen.name}
+        if self.best_clustered is not None:
+            decisive.add(self.best_clustered.name)
+        names = dict[str, None]()
+        for (entrant, _), comparison in self.compared.items():
+            if entrant in decisive:
+                names |= dict.fromkeys(comparison.bounded)
+        if not names:
+            return []
+        where = listed(names, MOST_NAMES)
+        return [
+            f"A difference counts as less than was measured at {where}: it is far outside the other hospitals'."
+        ]
 
     def _advice(self) -> str:
         way = (
@@ -294,17 +317,20 @@ class Verdict:
         parts += [f"{listed(names[LOSES], MOST_NAMES)} {worse}"] if names[LOSES] else []
         parts += [f"{len(names[CHANCE])} within chance"] if names[CHANCE] else []
         if names[UNKNOWN]:
-            needed = sorted(
-                n for name in names[UNKNOWN] if (n := gains[name].needed) is not None
-            )
-            ends = dict.fromkeys([*needed[:1], *needed[-1:]])
-            way = (
-                f" (about {' to '.join(map(str, ends))} test samples each would do)"
-                if needed
-                else ""
-            )
-            parts.append(f"{len(names[UNKNOWN])} cannot tell{way}")
+            needed = [gains[name].needed for name in names[UNKNOWN]]
+            parts.append(f"{len(needed)} cannot tell{_suggest_samples(needed)}")
         return ["; ".join(parts) + "."]
+
+
+def _suggest_samples(needed: Sequence[int | None]) -> str:
+    """How many test samples would tell, at hospitals where a number within reach would."""
+    known = sorted(count for count in needed if count is not None)
+    if not known:
+        return ""
+    ends = " to ".join(map(str, dict.fromkeys((known[0], known[-1]))))
+    if len(known) == len(needed):
+        return f" (about {ends} test samples each would do)"
+    return f" (at {len(known)} of them about {ends} test samples would do)"
 
 
 def is_accuracy(metric: str) -> bool:

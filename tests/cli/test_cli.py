@@ -318,7 +318,8 @@ def test_a_folder_with_something_else_is_left_alone(study_of, tmp_path, content,
 def test_what_a_foreign_study_says_is_no_command_for_the_terminal(tmp_path):
     from rich.console import Console
 
-    from cfl_flare.report.study import candidates_table, hospitals_table
+    from cfl_flare.report.gains import hospitals_table
+    from cfl_flare.report.study import candidates_table
     from cfl_flare.report.table import printed
 
     own = {"name": "x\x1b[31m", "tested": 5, "value": None, "to_one": None, "to_alone": None}

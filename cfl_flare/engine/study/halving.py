@@ -35,6 +35,7 @@ from cfl_flare.results.comparison import (
     clear_without_each,
     difference,
     mean_of,
+    score_candidates,
     shared_by_all,
 )
 from cfl_flare.results.decision import decide
@@ -81,7 +82,7 @@ class Study:
         journal: what an earlier attempt found; it goes on from there.
         save: called whenever there is more of it.
         say: called with one line on each step.
-        seed: of the draws of hospitals.
+        seed: of the random groups.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ class Study:
         means = self._means(measured)
         if not last:
             best = {name: self.journal.judged[name].validated for name in measured}
-            dropped |= self._worse(best, self._means(best))
+            dropped |= self._worse(best)
         for name, why in dropped.items():
             self._say(f"{rounds} rounds: {name} is dropped: {why}")
         return Rung(rounds, means, dropped, time.monotonic() - start)
@@ -252,10 +253,10 @@ class Study:
     def _best_private(self, measured: Mapping[str, Measured]) -> Candidate | None:
         """The best number of clusters so far with private layers."""
         clustered = {c.name: c for c in self._clustered() if c.name in measured}
-        best = self._ranked(self._means({name: measured[name] for name in clustered}))[
-            :1
-        ]
-        return self._with_private(clustered[best[0]]) if best else None
+        if not clustered:
+            return None
+        best = self._rank({name: measured[name] for name in clustered})[0]
+        return self._with_private(clustered[best])
 
     def _clustered(self) -> list[Candidate]:
         return [
@@ -270,11 +271,8 @@ class Study:
 
     def _means(self, measured: Mapping[str, Measured]) -> dict[str, float]:
         """Each candidate's mean over the hospitals that measured all of them."""
-        mode = self._mode
-        return {
-            name: mean_of(hospitals, mode)
-            for name, hospitals in shared_by_all(measured).items()
-        }
+        shared = shared_by_all(measured)
+        return {name: mean_of(hospitals) for name, hospitals in shared.items()}
 
     @staticmethod
     def _too_few(measured: Mapping[str, Measured]) -> dict[str, str]:
@@ -296,32 +294,30 @@ class Study:
             if name not in (ALONE, ONE_MODEL) and 2 * count <= len(both)
         }
 
-    def _ranked(self, means: Mapping[str, float]) -> list[str]:
-        """The best first."""
-        sign = 1 if self._mode == "max" else -1
-        return sorted(means, key=lambda name: -sign * means[name])
+    def _rank(self, measured: Mapping[str, Measured]) -> list[str]:
+        """The best first, by paired differences that no hospital moves without a bound."""
+        scores = score_candidates(measured, self._mode)
+        return sorted(scores, key=lambda name: -scores[name])
 
-    def _worse(
-        self, measured: Mapping[str, Measured], means: Mapping[str, float]
-    ) -> dict[str, str]:
+    def _worse(self, measured: Mapping[str, Measured]) -> dict[str, str]:
         """Those that are clearly worse than the best one, the worst ones first, at most half of all.
 
-        They are so without any one hospital, too: no single one takes a candidate out of the study.
+        They also are without any one hospital: no single one takes a candidate out of the study.
         """
-        mode, seed = self._mode, self._seed
-        ranked, dropped = self._ranked(means), dict[str, str]()
+        ranked = self._rank(measured)
+        dropped = dict[str, str]()
         best = ranked[0]
         stay = {candidate.name for candidate in self.candidates if candidate.stays}
         for name in reversed(ranked[1:]):
             if name in stay or len(dropped) >= len(ranked) // 2:
                 continue
-            apart = difference(measured[name], measured[best], mode, seed)
-            if apart.high < 0 and clear_without_each(
-                measured[best], measured[name], mode, seed
+            lead = difference(measured[best], measured[name], self._mode)
+            if lead.low > 0 and clear_without_each(
+                measured[best], measured[name], self._mode
             ):
-                low, high = (f"{-end:.3f}" for end in (apart.high, apart.low))
+                ends = f"{lead.low:.3f} to {lead.high:.3f}"
                 dropped[name] = (
-                    f"{best} is better by {-apart.gain:.3f}, 95 % interval {low} to {high}"
+                    f"{best} is better by {lead.gain:.3f}, 95 % interval {ends}"
                 )
         return dropped
 
@@ -379,6 +375,15 @@ class Study:
             for name, c in chosen.items()
             if name in tested
         ]
-        counts = self._seed, self.settings.fewest_events, len(trainer.names)
-        of_metric = metric.name, self._mode, self.settings.margin
-        return decide(tested, validated, entrants, rung.rounds, *of_metric, *counts)
+        return decide(
+            tested,
+            validated,
+            entrants,
+            rung.rounds,
+            metric.name,
+            self._mode,
+            self.settings.margin,
+            fewest=self.settings.fewest_events,
+            everyone=len(trainer.names),
+            found=self.journal.clusters,
+        )
