@@ -252,7 +252,7 @@ class Verdict:
             return f"Cluster into {self.chosen.clusters}: {way}."
         advice = f"Do not cluster: {way}."
         if self.best_clustered is None:
-            return f"{advice} All candidates with clusters were clearly worse on validation samples."
+            return f"{advice} No candidate with clusters was left to compare."
         comparison = self.compared[self.best_clustered.name, self.best_other.name]
         if comparison.low > 0:  # so that random groups decide
             numbers = self._numbers(

@@ -18,7 +18,12 @@ from cfl_flare.core.errors import ConfigError, RunFailedError
 from cfl_flare.data import ParticipantData
 from cfl_flare.data.preparation import agreed_only
 from cfl_flare.engine.drive import Checkpoints
-from cfl_flare.engine.loop import class_counts, class_facts, run_loop
+from cfl_flare.engine.loop import (
+    class_counts,
+    class_facts,
+    place_participants,
+    run_loop,
+)
 from cfl_flare.engine.observers.bootstrap import Bootstrap
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.site import Site
@@ -92,6 +97,14 @@ class InProcess:
                 self._hosted[split] = config.host(self.reader, "local", 0, 1)
         return self._hosted[split]
 
+    @property
+    def most_clusters(self) -> int:
+        """How many clusters can be as large as each has to be."""
+        places = place_participants(list(self.names), self.plan.sites)
+        samples = sum(len(data.train) for data in self.hosted(VALIDATION))
+        floor = self.plan.server.floor
+        return floor.clusters(list(places.values()), samples)
+
     def search(self) -> Search:
         return Search.made(self.train, self.out, self.rounds)
 
@@ -153,7 +166,7 @@ class InProcess:
             if time.monotonic() - said > SECONDS:
                 said = time.monotonic()
                 self._say(
-                    f"{candidate.name}: measured on {split} samples of {number} of {len(site.hosted)} hospitals"
+                    f"measuring {candidate.name} on {split} samples: {number} of {len(site.hosted)} hospitals so far"
                 )
             draws = {
                 Bootstrap.key: {
