@@ -159,6 +159,20 @@ def test_too_few_events_cannot_tell_and_local_is_not_recommended_by_them():
     assert decide(unknown, unknown, [ALONE, ONE, TWO], 20, "auroc", fewest=2401).unsure
 
 
+def test_under_survival_events_are_counted_and_not_patients():
+    """Each of twelve hospitals has 100 patients in each split, of whom 1 to 12 have an event: 78 in each."""
+    hospitals = {
+        name: {n: replace(own, events=int(own.samples)) for n, own in make_hospitals(value).items()}
+        for name, value in (("local", 0.6), ("fedavg", 0.7), ("wecfl-k2", 0.8))
+    }
+    found = decide(hospitals, hospitals, [ALONE, ONE, TWO], 20, "c_index", fewest=157)
+    assert found.unsure == (
+        "156 validation and test samples with an event are too few, 157 are needed (--fewest-events)"
+    )
+    assert found.basis["test"].text("test") == "12 of 12 hospitals with 1200 test samples, 78 of them with an event"
+    assert decide(hospitals, hospitals, [ALONE, ONE, TWO], 20, "c_index", fewest=156).cluster
+
+
 def test_an_accuracy_that_naming_one_class_has_is_no_verdict():
     rare = {
         name: with_events(make_hospitals(v), 7) for name, v in (("local", 0.93), ("fedavg", 0.929), ("wecfl-k2", 0.93))

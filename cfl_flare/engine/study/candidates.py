@@ -75,8 +75,8 @@ class StudySettings:
     )
     fewest_events: int = setting(
         100,
-        help="with fewer validation or test samples that are not of the most frequent class, a study cannot tell; "
-        "where there are no classes, with fewer samples",
+        help="with fewer validation and test samples that are not of the most frequent class, or that have an event, "
+        "a study cannot tell; where nobody counts them, with fewer samples",
         ge=0,
     )
 

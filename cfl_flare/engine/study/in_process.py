@@ -42,6 +42,7 @@ from cfl_flare.results.metrics import RoundMetrics, leading
 from cfl_flare.results.store import Checkpoint, Store, StoreError
 from cfl_flare.training.bootstrap import SECONDS
 from cfl_flare.training.runtime import Place
+from cfl_flare.training.tasks import LearningTask
 
 CHECKPOINTS = "checkpoints"
 Watch = Callable[[str, int], AbstractContextManager[Callable[[RoundMetrics], None]]]
@@ -190,7 +191,11 @@ class InProcess:
                 values = np.array(drawn["values"].get(key, ()), np.float64)
                 facts = (len(data.train), len(data.test), drawn["draw"])
                 measured[name] = AtHospital(
-                    *facts, result.metrics[key], values, counts.get(name, ())
+                    *facts,
+                    result.metrics[key],
+                    values,
+                    counts.get(name, ()),
+                    _count_events(site.runtime.task, data),
                 )
         if not measured:
             raise RunFailedError(
@@ -233,3 +238,10 @@ class InProcess:
     def clean(self) -> None:
         """Deletes the checkpoints of a finished study."""
         shutil.rmtree(self.out / CHECKPOINTS, ignore_errors=True)
+
+
+def _count_events(task: LearningTask, data: ParticipantData) -> int | None:
+    """How many of the samples that are measured have an event; None where the task is no survival."""
+    if task.form != "time":
+        return None
+    return int(data.test.y[:, 1].sum())
