@@ -52,6 +52,7 @@ class AtHospital:
         value: on the split itself.
         draws: ``(draws,)`` float64, on draws of the split; NaN where the measure is not defined.
         classes: how many of the samples are of each class; empty if that is not known, or there are no classes.
+        events: how many of the samples have an event, under survival; None if that is not known.
     """
 
     samples: float
@@ -60,6 +61,7 @@ class AtHospital:
     value: float
     draws: np.ndarray
     classes: tuple[int, ...] = ()
+    events: int | None = None
 
 
 Measured = Mapping[str, AtHospital]

@@ -251,7 +251,7 @@ def decide(
         metric: what was measured.
         mode: which end of the metric is best.
         margin: the difference that matters to one hospital; None for the usual one.
-        fewest: samples of the rarer classes that decide at least, or of any kind if there are no classes.
+        fewest: samples of both kinds that decide at least: of the rarer classes, with an event, or of any kind.
         everyone: how many hospitals take part; None for those that measured.
         found: the number of clusters that was found before the candidates trained.
     """
@@ -397,10 +397,11 @@ def _too_few(basis: Mapping[str, Basis], fewest: int) -> str:
     deciding = sum(rests.deciding for rests in basis.values())
     if deciding >= fewest:
         return ""
-    kind = ""
-    if any(rests.rarer is not None for rests in basis.values()):
-        kind = " that are not of the most frequent class"
-    return f"{deciding} validation and test samples{kind} are too few, {fewest} are needed (--fewest-events)"
+    kind = basis["test"].kind
+    samples = "validation and test samples"
+    if kind:
+        samples += f" {kind}" if kind.startswith("with") else f" that are {kind}"
+    return f"{deciding} {samples} are too few, {fewest} are needed (--fewest-events)"
 
 
 def _no_better_than_naming(best: Sequence[Measured], metric: str) -> str:

@@ -87,39 +87,52 @@ class Basis:
         hospitals: those that have the metric, ``of`` all that take part.
         samples: the samples that they measured.
         rarer: the samples that are not of the most frequent class; None if classes are not known, or there are none.
+        events: the samples with an event, under survival; None otherwise.
     """
 
     hospitals: int
     of: int
     samples: int
     rarer: int | None
+    events: int | None = None
 
     @classmethod
     def of_measured(cls, measured: Measured, everyone: int | None) -> Basis:
-        """That of one candidate; ``everyone`` is how many hospitals take part, None for those that measured."""
-        totals = [
-            sum(counts)
-            for counts in zip(*(hospital.classes for hospital in measured.values()))
-        ]
-        samples = sum(hospital.tested for hospital in measured.values())
+        """Count what one candidate was measured on.
+
+        Args:
+            measured: by hospital.
+            everyone: how many hospitals take part; None for those that measured.
+        """
+        people = measured.values()
+        by_class = zip(*(hospital.classes for hospital in people))
+        totals = [sum(counts) for counts in by_class]
+        events = [hospital.events for hospital in people if hospital.events is not None]
         return cls(
             len(measured),
             everyone or len(measured),
-            samples,
+            sum(hospital.tested for hospital in people),
             sum(totals) - max(totals) if totals else None,
+            sum(events) if events else None,
         )
 
     @property
     def deciding(self) -> int:
+        """The samples that count for the smallest number: events, those of rarer classes, or all."""
+        if self.events is not None:
+            return self.events
         return self.samples if self.rarer is None else self.rarer
+
+    @property
+    def kind(self) -> str:
+        """What the samples that count are, behind their number or the word samples."""
+        if self.events is not None:
+            return "with an event"
+        return "" if self.rarer is None else "not of the most frequent class"
 
     def text(self, split: str) -> str:
         """``9 of 12 hospitals with 120 test samples, 31 of them not of the most frequent class``."""
-        among = (
-            ""
-            if self.rarer is None
-            else f", {self.rarer} of them not of the most frequent class"
-        )
+        among = f", {self.deciding} of them {self.kind}" if self.kind else ""
         return f"{self.hospitals} of {self.of} hospitals with {self.samples} {split} samples{among}"
 
 
@@ -274,7 +287,7 @@ class Verdict:
             return f"Cluster into {self.chosen.clusters}: {way}."
         advice = f"Do not cluster: {way}."
         if self.best_clustered is None:
-            return f"{advice} All candidates with clusters were clearly worse on validation samples."
+            return f"{advice} No candidate with clusters was left to compare."
         comparison = self.compared[self.best_clustered.name, self.best_other.name]
         if comparison.low > 0:  # so that random groups decide
             numbers = self._numbers(

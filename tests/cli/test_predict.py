@@ -20,8 +20,9 @@ import torch
 
 from cfl_flare import load_model
 from cfl_flare.cli import main
+from cfl_flare.cli.drift import check_enough
 from cfl_flare.core.arrays import load_arrays
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.data import DataConfig, DataSource, Digits
 from cfl_flare.data.samples import normalised
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
@@ -359,3 +360,13 @@ def test_a_simulation_s_newcomers_stand_in_the_table(tmp_path: Path, capfd: pyte
         assert row.split()[column] == f"{newcomers['served_accuracy']:.3f}"
         assert len(newcomers["participants"]) == 6
         assert len(load_run(tmp_path / run).summary["participants"]) == 18
+
+
+def test_drift_says_which_samples_are_too_few():
+    check_enough(np.zeros(20), "the new samples", "wait for more")
+    with pytest.raises(DataError) as error:
+        check_enough(np.zeros(19), "the run's test samples of p0", "these are fixed: train again with more data")
+    assert str(error.value).splitlines() == [
+        "drift: the run's test samples of p0 are of 19 patients: expected 20 or more",
+        "hint: these are fixed: train again with more data",
+    ]

@@ -64,6 +64,7 @@ class Fake:
     layers: str | None = "bias"
     names: list[str] = field(default_factory=lambda: [f"h{i}" for i in range(12)])
     rounds: int = 8
+    most_clusters: int = 12
     metric: Metric = field(default_factory=lambda: Metric("accuracy"))
     done: list[tuple[str, int]] = field(default_factory=list)
     seen: list[tuple[str, int, str]] = field(default_factory=list)
@@ -235,6 +236,27 @@ def test_two_groups_are_a_candidate_even_if_none_were_found():
     assert [one.name for one in clustered_candidates(2, 12, [named(WeCFL(k=2))])] == ["wecfl-k3"]
 
 
+def test_no_candidate_has_more_clusters_than_there_can_be():
+    """Six sites with at least three in a cluster make two clusters: K = 3 would run as K = 2."""
+    fake = Fake({**VALUES, "wecfl-k2": 0.9, "wecfl-k2-bias": 0.6, "ifca-k4": 0.6}, most_clusters=2)
+    study = Study(fake, [*TWO, named(IFCA(k=4))], StudySettings(rungs=1))
+    study.run()
+    titles = {candidate.name: candidate.entrant.title for candidate in study.candidates}
+    assert "wecfl-k2" in titles and "wecfl-k3" not in titles
+    assert titles["ifca-k4"] == "ifca (K=4, at most 2 possible)"
+    assert study.candidates[2].entrant.clusters == 2
+    alone = Study(Fake(VALUES, most_clusters=1), TWO, StudySettings(rungs=1))
+    advice = alone.run().sentences()[0]
+    assert {candidate.name for candidate in alone.candidates} == {"local", "fedavg"}
+    assert advice.startswith("Do not cluster") and advice.endswith("No candidate with clusters was left to compare.")
+
+
+@pytest.mark.parametrize(("sites", "fewest", "most"), [(6, 3, 2), (6, 1, 6), (2, 3, 1)])
+def test_in_this_process_clusters_have_as_many_sites_as_asked_for(tmp_path, sites, fewest, most):
+    trainer = InProcess(replace(plan(min_sites_per_cluster=fewest), sites=sites), tmp_path)
+    assert trainer.most_clusters == most
+
+
 def test_under_survival_the_last_layer_s_bias_is_no_candidate():
     """Cox's loss has no intercept: the same number added to all risks of a hospital changes nothing."""
     linear, deep = MLP([4], 1, hidden=[]), MLP([4], 1, hidden=[8])
@@ -377,7 +399,7 @@ def test_splits_are_disjoint_and_measured_on_the_same_models(tmp_path, monkeypat
     trainer.train(candidate, 2)
     monkeypatch.setattr(in_process, "SECONDS", -1.0)
     found = {split: trainer.measured(candidate, 2, split) for split in ("validation", "test")}
-    said = f"{candidate.name}: measured on test samples of 1 of {len(trainer.names)} hospitals"
+    said = f"measuring {candidate.name} on test samples: 1 of {len(trainer.names)} hospitals so far"
     assert said in lines and len(lines) == 2 * len(trainer.names)
     run = load_run(tmp_path / candidate.name)
     for person in run.summary["participants"]:  # what the run itself measured

@@ -159,6 +159,20 @@ def test_too_few_events_cannot_tell_and_local_is_not_recommended_by_them():
     assert decide(unknown, unknown, [ALONE, ONE, TWO], 20, "auroc", fewest=2401).unsure
 
 
+def test_under_survival_events_are_counted_and_not_patients():
+    """Each of twelve hospitals has 100 patients in each split, of whom 1 to 12 have an event: 78 in each."""
+    hospitals = {
+        name: {n: replace(own, events=int(own.samples)) for n, own in make_hospitals(value).items()}
+        for name, value in (("local", 0.6), ("fedavg", 0.7), ("wecfl-k2", 0.8))
+    }
+    found = decide(hospitals, hospitals, [ALONE, ONE, TWO], 20, "c_index", fewest=157)
+    assert found.unsure == (
+        "156 validation and test samples with an event are too few, 157 are needed (--fewest-events)"
+    )
+    assert found.basis["test"].text("test") == "12 of 12 hospitals with 1200 test samples, 78 of them with an event"
+    assert decide(hospitals, hospitals, [ALONE, ONE, TWO], 20, "c_index", fewest=156).cluster
+
+
 def test_an_accuracy_that_naming_one_class_has_is_no_verdict():
     rare = {
         name: with_events(make_hospitals(v), 7) for name, v in (("local", 0.93), ("fedavg", 0.929), ("wecfl-k2", 0.93))
@@ -216,10 +230,7 @@ def test_where_alone_is_best_and_nothing_with_clusters_is_left():
     tested = {"local": make_hospitals(3.0), "fedavg": make_hospitals(4.0)}
     found = decide(tested, all_over(local=3.0, fedavg=4.0), [ALONE, ONE], 5, "mae", "min")
     advice, _, _, one, *_ = found.sentences()
-    assert advice == (
-        "Do not cluster: let each hospital train alone. All candidates with clusters were clearly worse on validation "
-        "samples."
-    )
+    assert advice == ("Do not cluster: let each hospital train alone. No candidate with clusters was left to compare.")
     # The sign is the metric's: an error that is lower by one.
     assert one == "Against one model for all: mae 3.000 against 4.000 (-1.000, 95 % interval -1.000 to -1.000, clear)."
 

@@ -61,6 +61,10 @@ class Trainer(Protocol):
     def names(self) -> Sequence[str]:
         """Those of the hospitals."""
 
+    @property
+    def most_clusters(self) -> int:
+        """How many clusters can be as large as each has to be."""
+
     def search(self) -> Search:
         """Looks for the number of clusters."""
 
@@ -138,11 +142,7 @@ class Study:
             journal.search_seconds = time.monotonic() - start
             self._save(journal)
         self._say(f"after {journal.searched} rounds: {journal.words}")
-        names = self.trainer.names
-        self.candidates += clustered_candidates(
-            journal.clusters, len(names), self.candidates
-        )
-        self.candidates.append(random_groups(journal.assignment, names, self._seed))
+        self._add_clustered(journal.clusters)
         left = list(self.candidates)
         ladder = self.settings.ladder(self.trainer.rounds)
         for i, rounds in enumerate(ladder):
@@ -162,6 +162,19 @@ class Study:
             journal.verdict = self._verdict(left)
             self._save(journal)
         return journal.verdict
+
+    def _add_clustered(self, found: int) -> None:
+        """Add candidates with clusters and random groups, if there can be two clusters."""
+        possible = self.trainer.most_clusters
+        self.candidates = [
+            replace(candidate, possible=possible) for candidate in self.candidates
+        ]
+        if possible < 2:
+            self._say("no two clusters can be large enough: no clusters are compared")
+            return
+        self.candidates += clustered_candidates(found, possible, self.candidates)
+        groups = random_groups(self.journal.assignment, self.trainer.names, self._seed)
+        self.candidates.append(groups)
 
     def write(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Writes what the study has found so far, with its settings as JSON; a FileError if it cannot."""
