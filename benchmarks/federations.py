@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from common import measure_missing
-from scipy.stats import beta
+from scipy.stats import binomtest
 
 from cfl_flare.data.files import find
 from cfl_flare.data.sources import Npz
@@ -39,6 +39,7 @@ from cfl_flare.engine.study.halving import Study
 from cfl_flare.engine.study.in_process import InProcess
 from cfl_flare.methods import Groups
 from cfl_flare.results.metrics import RoundMetrics
+from cfl_flare.results.study import Verdict
 from cfl_flare.training.settings import TrainSettings
 
 TRUTHS = ("logistic", "mlp", "images")
@@ -74,19 +75,23 @@ class Federation(NamedTuple):
 
 def draw_federation(setting: str, hospitals: int, seed: int) -> Federation:
     """Draw hospitals and their patients."""
+    effect = SETTINGS[setting]
     rng = np.random.default_rng([seed, hospitals, list(SETTINGS).index(setting)])
     truth = TRUTHS[seed % 3]
-    shifts = setting == "prevalence" or seed // 6 % 2 == 1
+    shifts = effect > 0 and truth != "images" and seed // 6 % 2 == 1
+    groups = 2 + seed // 3 % 2
     if setting == "prevalence":
         truth = TRUTHS[seed % 2]
-    if setting == "null" or truth == "images":
-        shifts = False
-    groups = 1 if SETTINGS[setting] == 0 else 2 + seed // 3 % 2
+        shifts = True
+    if effect == 0:
+        groups = 1
     group_of = rng.permutation(np.arange(hospitals) % groups)
-    draw = draw_images if truth == "images" else draw_records
     sizes = rng.integers(*PATIENTS, size=hospitals)
     counts = {"train": sizes * 3 // 4, "test": sizes // 4, "oracle": np.full(hospitals, TESTED)}
-    parts = draw(rng, truth, group_of, SETTINGS[setting], shifts, counts)
+    if truth == "images":
+        parts = draw_images(rng, group_of, effect, counts)
+    else:
+        parts = draw_records(rng, truth, group_of, effect, shifts, counts)
     return Federation(truth, group_of, shifts, parts)
 
 
@@ -118,7 +123,7 @@ def draw_records(
 
 
 def draw_images(
-    rng: np.random.Generator, truth: str, group_of: np.ndarray, effect: float, shifts: bool, counts: Mapping[str, Any]
+    rng: np.random.Generator, group_of: np.ndarray, effect: float, counts: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
     """Draw images of five garments, 7x7; in a share of each group's images three labels are rotated."""
     with np.load(find("fashionmnist.npz", "data")) as file:
@@ -139,10 +144,12 @@ def draw_images(
 
 def plan_run(federation: Federation, source: Npz, seed: int) -> RunPlan:
     """The run that all candidates share."""
-    images = federation.truth == "images"
-    shape, outputs = ([1, 7, 7], 5) if images else ([1, 1, FEATURES], 2)
-    name, settings = ("Logistic", {}) if federation.truth == "logistic" else ("MLP", {"hidden": [16]})
-    args = {"input_shape": shape, "num_classes": outputs, **settings}
+    name, args = "MLP", {"input_shape": [1, 1, FEATURES], "num_classes": 2, "hidden": [16]}
+    if federation.truth == "images":
+        args |= {"input_shape": [1, 7, 7], "num_classes": 5}
+    if federation.truth == "logistic":
+        name = "Logistic"
+        del args["hidden"]
     training = TrainSettings(lr=0.1, momentum=0.9, local_epochs=2, bootstrap=100)
     return RunPlan.of(
         method="fedavg",
@@ -204,48 +211,60 @@ def measure(setting: str, hospitals: int, seed: int, search: bool) -> dict[str, 
         if groups > 1:
             large = plan_run(federation, federation.write(Path(folder, "oracle.npz"), "oracle"), seed)
             oracle = find_oracle_gain(federation, large, trainer)
+    return {**facts, **describe_verdict(study, verdict), "oracle_gain": oracle.pop("oracle_gain"), "oracle": oracle}
+
+
+def describe_verdict(study: Study, verdict: Verdict) -> dict[str, Any]:
+    """What is kept of a study."""
+    word = "cannot tell" if verdict.unsure else "do not"
+    if verdict.cluster:
+        word = "cluster"
     return {
-        **facts,
         "found": study.journal.clusters,
         "set": list(study.journal.k_set),
-        "verdict": "cluster" if verdict.cluster else "cannot tell" if verdict.unsure else "do not",
+        "verdict": word,
         "chosen": verdict.chosen.name,
-        "oracle_gain": oracle.pop("oracle_gain"),
-        "oracle": oracle,
         "tested": {name: round(value, 4) for name, value in verdict.tested.items()},
         "unsure": verdict.unsure,
         "sentences": verdict.sentences(),
     }
 
 
-def limits(count: int, of: int) -> list[float]:
-    """The 95 % limits of a share (Clopper and Pearson 1934)."""
-    low = 0.0 if count == 0 else float(beta.ppf(0.025, count, of - count + 1))
-    high = 1.0 if count == of else float(beta.ppf(0.975, count + 1, of - count))
-    return [round(low, 3), round(high, 3)]
+def find_limits(count: int, of: int) -> list[float]:
+    """The 95 % limits of a fraction (Clopper and Pearson 1934)."""
+    low, high = binomtest(count, of).proportion_ci(method="exact")
+    return [round(float(low), 3), round(float(high), 3)]
+
+
+def list_places(row: dict[str, Any]) -> list[str]:
+    """The lines of the summary in which a row counts: its setting and, with groups, how much clusters gain."""
+    if row["groups"] == 1 or "oracle_gain" not in row:
+        return [row["setting"]]
+    gain = row["oracle_gain"]
+    if gain >= PLAIN_GAIN:
+        return [row["setting"], "plain gain"]
+    return [row["setting"], "small gain" if gain > 0 else "no gain"]
+
+
+def summarize_rows(name: str, hospitals: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Count verdicts and numbers of clusters."""
+    line: dict[str, Any] = {"setting": name, "hospitals": hospitals, "studies": len(rows)}
+    line["right_k"] = sum(row["found"] == row["groups"] for row in rows)
+    line["set_has_it"] = sum(row["set"][0] <= row["groups"] <= row["set"][1] for row in rows)
+    for verdict in ("cluster", "do not", "cannot tell"):
+        line[verdict] = sum(row.get("verdict") == verdict for row in rows)
+    line["cluster_limits"] = find_limits(line["cluster"], len(rows))
+    line["do_not_limits"] = find_limits(line["do not"], len(rows))
+    return line
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Count verdicts by setting and size, and of those with groups also by the oracle gain."""
+    """Summarize by setting and size, and also by the oracle gain."""
     places: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in rows:
-        wanted = [row["setting"]]
-        if row["groups"] > 1 and "oracle_gain" in row:
-            clear = "clear" if row["oracle_gain"] >= PLAIN_GAIN else "small"
-            wanted.append(f"{clear} gain" if row["oracle_gain"] > 0 else "no gain")
-        for name in wanted:
+        for name in list_places(row):
             places.setdefault((name, row["hospitals"]), []).append(row)
-    table = []
-    for (name, hospitals), chosen in sorted(places.items()):
-        line: dict[str, Any] = {"setting": name, "hospitals": hospitals, "studies": len(chosen)}
-        line["right_k"] = sum(row["found"] == row["groups"] for row in chosen)
-        line["set_has_it"] = sum(row["set"][0] <= row["groups"] <= row["set"][1] for row in chosen)
-        for verdict in ("cluster", "do not", "cannot tell"):
-            line[verdict] = sum(row.get("verdict") == verdict for row in chosen)
-        line["cluster_limits"] = limits(line["cluster"], len(chosen))
-        line["do_not_limits"] = limits(line["do not"], len(chosen))
-        table.append(line)
-    return {"summary": table}
+    return {"summary": [summarize_rows(*place, chosen) for place, chosen in sorted(places.items())]}
 
 
 def main() -> None:

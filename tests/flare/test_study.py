@@ -87,9 +87,10 @@ def test_tasks_name_a_candidate_and_nothing_of_what_it_is(tmp_path):
     Bench(tmp_path / "other", attack).play(rungs=1, num_rounds=2, run_name="other")
     assert {keys == own for task, keys in seen if task == wire.TRAIN_TASK} == {True}
     tested = [name for _, site, name, split, _ in job.sent if split == "test" and site == HOSTILE]
-    assert tested == list(load_study(job.results)["verdict"]["tested"])  # once each, at the end
-    last = [split for task, _, _, split, _ in job.sent if task == wire.TRAIN_TASK]
-    assert set(last[-3 * len(tested) :]) == {"test"} and "test" not in last[: -3 * len(tested)]
+    # Once each, after the candidate's comparison.
+    assert tested == list(load_study(job.results)["rungs"][0]["means"])
+    splits = [split for task, _, _, split, _ in job.sent if task == wire.TRAIN_TASK]
+    assert splits.count("test") == 3 * len(tested)
     counts = {
         name: own
         for task, _, _, _, said in job.sent
@@ -118,9 +119,9 @@ def test_what_a_candidate_keeps_never_leaves_and_stays_apart_from_the_others(tmp
         kept = {
             p.parent.name: set(load_arrays(p)[0]) for p in (state_root / "study" / site).glob("*/round-*.safetensors")
         }
-        assert kept.keys() == {"local", *private}
+        assert kept.keys() == {"local", "local-pull-0.01", "local-pull-0.1", *private}
         served = {p.parents[1].name for p in (state_root / "study" / site).glob("*/served/*.safetensors")}
-        assert served == set(load_study(job.results)["verdict"]["tested"])
+        assert served == set(load_study(job.results)["rungs"][0]["means"])
     at_server = list((state_root / "study" / "server").glob("*-bias/state/*.safetensors"))
     assert at_server and not [key for path in at_server for key in load_arrays(path)[0] if key.endswith("bias")]
 
