@@ -8,12 +8,6 @@ best of all candidates on test samples is better than the one that the study cho
     python benchmarks/study.py --cases iid permuted scanners --out benchmarks/results/study-digits.json
     python benchmarks/study.py --cases "stroke by loss" --seeds 0 1 2 --rounds 20 --rungs 3 --out stroke.json
 
-`NULL` are federations without any group, in which patients are dealt out by chance, and `EFFECTS` have two groups that
-differ more or less. Only the study is run of them, without a number of events that it needs: whatever it would say.
-
-    python benchmarks/study.py --null --out benchmarks/results/study-null.json
-    python benchmarks/study.py --effects --seeds 0 1 2 3 4 --out benchmarks/results/study-effects.json
-
 It saves after each study and continues where it was.
 """
 
@@ -68,41 +62,11 @@ CASES: dict[str, dict[str, Any]] = {
     "stroke by auroc": {**STROKE, "key_metric": "auroc"},
     "stroke by loss": {**STROKE, "key_metric": "loss"},
 }
-HOSPITALS = (4, 8, 16, 40)
-# The fewest and the most patients of a hospital; digits are 1797 images.
-PATIENTS = {"digits": {4: (20, 400), 8: (20, 200), 16: (20, 100), 40: (20, 45)}}
-SOURCES: dict[str, dict[str, Any]] = {
-    "digits": {"data": "digits", "training": {"lr": 0.1}},
-    "cells": {**CELLS, "model": "mlp"},
-    "stroke": {"data": "stroke", "model": "logistic", "training": {**RECORDS, "measures": ()}, "key_metric": "loss"},
-}
-SHIFTS = {
-    "permuted": "label_permutation:groups=2",
-    "scanners": "scanner:groups=2",
-    "contrast": "scanner:groups=2,rotation=False,inversion=False,blur=False",
-    "label shares": "cluster_dirichlet:groups=2,a_between=0.1,a_within=10.0",
-    "label shares, alike": "cluster_dirichlet:groups=2,a_between=1.0,a_within=10.0",
-}
-
-
-def dealt(source: str, hospitals: int) -> dict[str, Any]:
-    """Patients of all hospitals together, dealt out by chance to hospitals of uneven size."""
-    low, high = PATIENTS.get(source, {}).get(hospitals, (20, 500))
-    partition = {"partition": "quantity", "rule": "iid", "lo": low, "hi": high}
-    return {**SOURCES[source], "partition": partition, "participants": hospitals}
-
-
-NULL = {f"{source}, {m} hospitals": dealt(source, m) for source in SOURCES for m in HOSPITALS}
-EFFECTS = {
-    f"{name}, {m} hospitals": {**SOURCES["digits"], "partition": partition, "participants": m}
-    for name, partition in SHIFTS.items()
-    for m in HOSPITALS
-}
 
 
 def measured(case: str, seed: int, rounds: int, rungs: int) -> dict[str, Any]:
-    """One study, and what it did not see; of federations that were made for it, the study alone."""
-    settings, alone = {**{**CASES, **NULL, **EFFECTS}[case]}, case not in CASES
+    """One study, and what it did not see."""
+    settings = dict(CASES[case])
     data, training = settings.pop("data"), TrainSettings(bootstrap=100, **settings.pop("training"))
     source, network = read_source(data), settings.pop("model", None)
     plan = RunPlan.of(
@@ -119,13 +83,13 @@ def measured(case: str, seed: int, rounds: int, rungs: int) -> dict[str, Any]:
     started = time.process_time()
     with TemporaryDirectory() as folder:
         trainer = InProcess(plan, Path(folder))
-        given = StudySettings(rungs=rungs, **{"fewest_events": 0} if alone else {})
+        given = StudySettings(rungs=rungs)
         task = trainer.training.built_task()
         study = Study(trainer, first_candidates(trainer.module, task=task), given, seed=seed)
         verdict = study.run()
         seconds, tested = time.process_time() - started, dict(verdict.tested)
         for candidate in study.candidates:
-            if candidate.name not in tested and not alone:
+            if candidate.name not in tested and not candidate.pulled:
                 trainer.train(candidate, rounds)
                 tested[candidate.name] = mean_of(trainer.measured(candidate, rounds, TEST))
     sign = 1 if trainer.metric.mode == "max" else -1
@@ -166,18 +130,15 @@ def main() -> None:
     """The command line."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    options.add_argument("--null", action="store_true", help="federations without groups, in place of --cases")
-    options.add_argument("--effects", action="store_true", help="federations of two groups, in place of --cases")
     options.add_argument("--seeds", nargs="+", type=int, default=list(range(20)))
     options.add_argument("--rounds", type=int, default=8)
     options.add_argument("--rungs", type=int, default=2)
     options.add_argument("--out", type=Path, required=True)
     given = options.parse_args()
-    cases = list(NULL) if given.null else list(EFFECTS) if given.effects else given.cases
     torch.set_num_threads(1)
     wanted = (
         {"case": case, "seed": seed, "rounds": given.rounds, "rungs": given.rungs}
-        for seed, case in product(given.seeds, cases)
+        for seed, case in product(given.seeds, given.cases)
     )
     measure_missing(given.out, wanted, measured, summarize)
 

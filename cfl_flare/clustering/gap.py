@@ -34,6 +34,9 @@ STABLE = 0.9
 MOST_NAMES = 6
 # A number is clear from this number of standard deviations on, if this share of the draws has it too.
 CLEAR = 2
+# Of the test whether prevalence differs between clusters.
+PERMUTATIONS = 399
+LEVEL = 0.05
 AGREEING = 0.9
 
 
@@ -98,6 +101,58 @@ def number_of_clusters(
     return replace(
         count, k_set=_add_those_inside(count, products, most, references, seed)
     )
+
+
+def remove_explained(products: np.ndarray, causes: np.ndarray) -> np.ndarray:
+    """Inner products of vectors without the differences that other numbers of theirs explain.
+
+    Least squares over the vectors. Of many numbers, the first principal axes are removed, at most one for each four
+    vectors, because more would explain anything.
+
+    Args:
+        products: ``(m, m)``, of the vectors.
+        causes: ``(m, c)``, what may explain their differences, such as the last layer's biases.
+
+    Returns:
+        Inner products ``(m, m)``.
+
+    >>> vectors = np.array([[2.0, 1.0], [4.0, 1.0], [2.0, 3.0], [4.0, 3.0]])
+    >>> remove_explained(vectors @ vectors.T, vectors[:, :1]).round(6).diagonal().tolist()
+    [10.0, 10.0, 18.0, 18.0]
+    """
+    m = len(products)
+    axes, lengths, _ = np.linalg.svd(causes - causes.mean(axis=0), full_matrices=False)
+    kept = axes[:, lengths > NOTHING * max(1.0, lengths[0])][:, : m // 4]
+    mean = np.full((m, m), 1 / m)
+    # What the causes explain of the differences from the mean is left out, and the mean is added again.
+    remaining = (np.eye(m) - kept @ kept.T) @ (np.eye(m) - mean) + mean
+    return np.asarray(remaining @ products @ remaining.T)
+
+
+def differ_between(numbers: np.ndarray, labels: np.ndarray, seed: int = 0) -> bool:
+    """Whether some numbers differ between clusters by more than chance: a permutation test of level `LEVEL`.
+
+    Args:
+        numbers: ``(m, c)``.
+        labels: ``(m,)``, the cluster of each row.
+        seed: of the permutations.
+
+    >>> halves = np.repeat([0, 1], 6)
+    >>> differ_between(halves[:, None] + 0.0, halves), differ_between(np.arange(12.0)[:, None] % 2, halves)
+    (True, False)
+    """
+    centred = numbers - numbers.mean(axis=0)
+    members = np.eye(labels.max() + 1)[labels]
+    # Each cluster's indicator, so that squared sums are between-cluster sums of squares.
+    weights = members / np.sqrt(members.sum(axis=0))
+    found = np.square(weights.T @ centred).sum()
+    rng = stream(seed, "differ between")
+    drawn = [
+        np.square(weights.T @ rng.permutation(centred)).sum()
+        for _ in range(PERMUTATIONS)
+    ]
+    as_large = 1 + np.count_nonzero(np.array(drawn) >= found * (1 - NOTHING))
+    return bool(as_large <= LEVEL * (1 + PERMUTATIONS))
 
 
 class Draw(NamedTuple):
@@ -215,12 +270,26 @@ def _add_those_inside(
     return low, max(high, inside)
 
 
-def noted(count: ClusterCount, names: Sequence[str] = ()) -> dict[str, Any]:
+def noted(
+    count: ClusterCount, names: Sequence[str] = (), apart: ClusterCount | None = None
+) -> dict[str, Any]:
     """The record of the round that found the clusters.
 
-    It has ``k``, ``by_k`` how good it is, ``draws`` in how many, the ends of its ``set``, and the ``unsteady`` of the
-    named rows: in what share of draws those that often change sides are in the same cluster.
+    Args:
+        count: the number that was found.
+        names: of its rows.
+        apart: the number without the differences that prevalence explains; None if that is not known.
+
+    Returns:
+        ``k``, ``by_k`` how good it is, ``draws`` in how many, the ends of its ``set``, the ``unsteady`` of the named
+        rows: in what share of draws those that often change sides are in the same cluster; and ``apart``, the number
+        without what prevalence explains, if it is smaller. Then the set has both numbers' sets.
     """
+    ends = list(count.k_set)
+    other = {}
+    if apart is not None and apart.k < count.k:
+        ends += apart.k_set
+        other["apart"] = apart.k
     by_k = {
         str(k): {"gap": gap, "deviations": deviations, "stability": stability}
         for k, (gap, deviations, stability) in enumerate(
@@ -235,7 +304,8 @@ def noted(count: ClusterCount, names: Sequence[str] = ()) -> dict[str, Any]:
         "k": count.k,
         "by_k": by_k,
         "draws": draws,
-        "set": list(count.k_set),
+        **other,
+        "set": [min(ends), max(ends)],
         "unsteady": unsteady,
     }
 
@@ -269,7 +339,15 @@ def in_words(note: Mapping[str, Any]) -> str:
     tighter = f"{deviations:.1f} standard deviations tighter than data without clusters{_changing_sides(note)}"
     if k == 1:
         return f"{text}: with {best}, the updates are only {tighter}"
-    return f"{text}: {tighter}"
+    return f"{text}: {tighter}{_mention_prevalence(note)}"
+
+
+def _mention_prevalence(note: Mapping[str, Any]) -> str:
+    """That clusters may be differences in prevalence, if the number depends on these."""
+    if "apart" not in note:
+        return ""
+    without = f"without the differences that prevalence explains it is {note['apart']}"
+    return f"; {without}, so that clusters cannot be told from prevalence"
 
 
 def _changing_sides(note: Mapping[str, Any]) -> str:

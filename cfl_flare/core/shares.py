@@ -18,6 +18,9 @@ K = TypeVar("K", bound=Hashable)
 REACH = 5.0
 # Among fewer values, the outlier cannot be told.
 FEWEST_VALUES = 3
+# A value is at most this many ranges of the others outside them. Fewer values would often be bounded by chance.
+RANGES = 2.0
+FEWEST_BOUNDED = 5
 # More groups than this take minutes to look at.
 MOST_GROUPS = 2_000_000
 
@@ -93,6 +96,26 @@ def reached(values: np.ndarray, among: np.ndarray) -> np.ndarray:
     middle = np.median(among)
     reach = REACH * np.median(np.abs(among - middle))
     return np.clip(values, middle - reach, middle + reach)
+
+
+def bound_extremes(values: np.ndarray) -> np.ndarray:
+    """Bound the lowest and the highest value by the others.
+
+    A value is at most `RANGES` times as far outside the others as these are apart from one another. So one hospital
+    cannot move a mean without a bound, and several hospitals that differ from the others are not cut.
+
+    Args:
+        values: ``(n,)``. Fewer than `FEWEST_BOUNDED` stay as they are.
+
+    >>> bound_extremes(np.array([1.0, 1.25, 1.25, 1.5, 1e9]))
+    array([1.  , 1.25, 1.25, 1.5 , 2.5 ])
+    """
+    if len(values) < FEWEST_BOUNDED:
+        return values
+    ascending = np.sort(values)
+    most = ascending[-2] + RANGES * (ascending[-2] - ascending[0])
+    least = ascending[1] - RANGES * (ascending[-1] - ascending[1])
+    return np.clip(values, least, most)
 
 
 def exposed(sums: Collection[Collection[str]], floor: int) -> set[frozenset[str]]:

@@ -176,13 +176,21 @@ def _host(plan: RunPlan) -> tuple[Site, dict[str, str]]:
     place.limit()
     with site.preparing():
         site.add(plan.data.host(plan.reader, "local", 0, 1))
-    numbers = {
-        name: ((i + 1) * plan.sites - 1) // len(site.hosted)
-        for i, name in enumerate(site.hosted)
-    }
-    return site, {
-        n: "local" if plan.sites == 1 else f"site-{number + 1}"
-        for n, number in numbers.items()
+    return site, place_participants([*site.hosted], plan.sites)
+
+
+def place_participants(names: Sequence[str], sites: int) -> dict[str, str]:
+    """The site at which the server believes each participant to be.
+
+    Args:
+        names: of the participants.
+        sites: how many there are.
+    """
+    if sites == 1:
+        return dict.fromkeys(names, "local")
+    return {
+        name: f"site-{((i + 1) * sites - 1) // len(names) + 1}"
+        for i, name in enumerate(names)
     }
 
 

@@ -46,6 +46,7 @@ CLASSES = (
     "cfl_flare.flare.egress.EgressFilter",
     "cfl_flare.flare.executor.ClusteredExecutor",
     "cfl_flare.flare.persistor.ClusterModelPersistor",
+    "cfl_flare.engine.study.prevalence.Prevalence",
     "cfl_flare.flare.study.controller.StudyController",
     "cfl_flare.flare.study.executor.StudyExecutor",
     "cfl_flare.flare.tracking.ServerRun",

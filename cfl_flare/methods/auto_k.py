@@ -14,9 +14,11 @@ import numpy as np
 from cfl_flare.clustering.gap import (
     NUMBER,
     ClusterCount,
+    differ_between,
     in_words,
     noted,
     number_of_clusters,
+    remove_explained,
 )
 from cfl_flare.clustering.measures import inner_products
 from cfl_flare.core.config import from_dict, require, require_whole
@@ -56,6 +58,27 @@ OF_WHOLE = ("warmup", "finetune", "finetune_epochs")
 
 def with_clusters(base: Method, k: int) -> Method:
     return replace(base, k=k)  # type: ignore[call-arg]
+
+
+def divide_compared(
+    layout: Layout, base: Method
+) -> tuple[str | tuple[str, ...], tuple[str, ...]]:
+    """The parameters whose updates are compared, and the last layer's biases, which only prevalence tells apart.
+
+    Without any other parameter to compare, all of the part is compared.
+    """
+    part = layout.compared(base.traits.cluster_on)
+    parameters = [entry for entry in layout.entries if entry.kind == "parameter"]
+    chosen = [
+        entry
+        for entry in parameters
+        if (entry.is_of(part) if isinstance(part, str) else entry.name in part)
+    ]
+    biases = [entry.name for entry in chosen if entry.head and len(entry.shape) == 1]
+    others = [entry.name for entry in chosen if entry.name not in biases]
+    if not biases or not others:
+        return part, ()
+    return tuple(others), tuple(biases)
 
 
 def label_nearest(
@@ -116,14 +139,22 @@ class Warmup(FedAvg):
         """The clusters found, in the round that finds them."""
         if not self.searches(state):
             return {}
-        products = inner_products(
-            self.base.features(update.main_diff) for update in updates
-        )
+        compared, biases = divide_compared(state.bank[COMMON].layout, self.base)
+        products = inner_products(update.main_diff.part(compared) for update in updates)
         names = [update.participant for update in heads(updates)]
         number, rows = self.find_number(state, products, names)
         labels = label_nearest(products, rows, number.labels)
 
-        note = noted(number, [names[i] for i in rows.tolist()])
+        # Prevalence moves the last layer's biases most. If these differ between the clusters, the clusters may be
+        # nothing else.
+        apart = None
+        if biases and number.k > 1:
+            moved = np.stack([update.main_diff.part(biases) for update in updates])
+            moved = moved.astype(np.float64)
+            if differ_between(moved[rows], number.labels, self.seed):
+                unexplained = remove_explained(products, moved)
+                apart, _ = self.find_number(state, unexplained, names)
+        note = noted(number, [names[i] for i in rows.tolist()], apart)
         state.notes[NUMBER] = note
         logger.info("%s", in_words(note))
         return dict(zip(names, labels.tolist()))

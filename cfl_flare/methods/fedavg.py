@@ -74,10 +74,25 @@ class Finetune(FedAvg):
     paper: ClassVar[str] = "Cheng et al. 2021; thesis sec. 7.4"
 
     finetune: bool = True
+    pull: float = setting(
+        0.0,
+        help="lambda of lambda/2 ||theta_i - Theta_g||^2 in the last round, which holds a model near the global one",
+        ge=0,
+    )
 
     @property
     def label(self) -> str:
         return self.name
+
+    def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
+        """The global model after one more local round that is held near it."""
+        if not self.pull:
+            return super().finetuned(learner, served)
+        (model,) = Served.of(served).models
+        near = [Pull.to(self.pull, model)]
+        return learner.train(
+            model, near, purpose="finetune", epochs=self.finetune_epochs
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +101,12 @@ class Local(Method):
 
     name: ClassVar[str] = "local"
     paper: ClassVar[str] = "baseline (Li et al. 2022, Table 2)"
+
+    pull: float = setting(
+        0.0,
+        help="lambda of lambda/2 ||theta_i - theta_0||^2, which holds a model near the untrained one",
+        ge=0,
+    )
 
     @property
     def traits(self) -> Traits:
@@ -106,7 +127,9 @@ class Local(Method):
         return Download()
 
     def local_update(self, learner: Learner, download: Download) -> Update:
-        learner.memory["model"] = learner.train(self.serve(learner, download))
+        near = [Pull.to(self.pull, learner.initial(0))] if self.pull else []
+        start = self.serve(learner, download)
+        learner.memory["model"] = learner.train(start, near)
         return Update(learner.participant, learner.samples)
 
     def aggregate(

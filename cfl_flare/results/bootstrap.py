@@ -111,17 +111,23 @@ class Draws:
     def of_mean(self, key: str, points: Mapping[str, float]) -> Interval | None:
         """The interval of a measure's mean, weighted by samples, over the participants that have a point.
 
-        None if one of them has no interval: it would be one of another mean.
+        Args:
+            key: of the measure.
+            points: the measure on each participant's test split.
+
+        Returns:
+            The interval. None if a participant sent no draws of any measure: then its weight is not known. None if
+            the measure is not defined on half of the draws of more than half of the participants.
         """
         rows = [i for i, name in enumerate(self.participants) if name in points]
         if key not in self.values or not rows or len(rows) < len(points):
             return None
         weights = np.array(self.samples, np.float64)[rows]
         mean = weighted(self.values[key][rows], weights)
-        point = float(
-            np.average([points[self.participants[i]] for i in rows], weights=weights)
-        )
-        return None if mean is None else interval(mean, point, key)
+        if mean is None:
+            return None
+        values = [points[self.participants[i]] for i in rows]
+        return interval(mean, float(np.average(values, weights=weights)), key)
 
     def save(self, path: Path) -> None:
         save_arrays(
@@ -139,7 +145,7 @@ class Difference:
         mean: over the participants, weighted by samples.
         low: where the middle 95 % of its draws begin.
         high: where they end.
-        by_participant: of each participant: the difference, and the same two ends.
+        by_participant: of each participant that has an interval: the difference, and the same two ends.
     """
 
     mean: float
@@ -201,17 +207,36 @@ def filled(values: np.ndarray) -> np.ndarray | None:
 
 
 def weighted(values: np.ndarray, weights: np.ndarray) -> np.ndarray | None:
-    """The mean over participants, draw by draw, ``(draws,)``; None if `filled` is None for one of them.
+    """The mean over participants, draw by draw, ``(draws,)``.
+
+    A participant on half of whose draws a measure is not defined gets stand-ins: the deviations of another
+    participant's draws, for as many samples as its own.
+
+    Args:
+        values: ``(participants, draws)``, NaN where the measure is not defined.
+        weights: ``(participants,)``, their samples.
+
+    Returns:
+        The means, or None if fewer than half of the participants have draws of their own.
 
     >>> weighted(np.array([[0.0, 0.0, np.nan], [1.0, 0.5, 1.0]]), np.array([3.0, 1.0]))
     array([0.25 , 0.125, 0.25 ])
     """
-    rows = [row for row in map(filled, values) if row is not None]
-    return (
-        np.average(np.stack(rows), axis=0, weights=weights)
-        if len(rows) == len(values)
-        else None
-    )
+    rows = {i: row for i, row in enumerate(map(filled, values)) if row is not None}
+    if not rows or 2 * len(rows) < len(values):
+        return None
+    known = [*rows]
+    for i, own in enumerate(values):
+        if i in rows:
+            continue
+        # A turn by i draws keeps the stand-ins independent of the draws from which they are made.
+        other = known[i % len(known)]
+        deviations = np.roll(rows[other] - rows[other].mean(), i + 1)
+        there = own[~np.isnan(own)]
+        level = there.mean() if len(there) else rows[other].mean()
+        rows[i] = level + deviations * math.sqrt(weights[other] / weights[i])
+    stacked = np.stack([rows[i] for i in range(len(values))])
+    return np.average(stacked, axis=0, weights=weights)
 
 
 def read_draws(folder: Path) -> Draws | None:
@@ -293,8 +318,8 @@ def paired_difference(run: Run, other: Run, metric: str) -> Difference:
     by_participant = {
         name: (gaps[name], *pair) for name, pair in zip(names, ends) if pair is not None
     }
-    if over_all is None or len(by_participant) < len(names):
-        reason = f"{metric!r} is not defined on half of some participant's draws"
+    if over_all is None:
+        reason = f"{metric!r} is not defined on half of most participants' draws"
         raise ConfigError(f"{where}: {reason}; compare another metric")
     return Difference(
         float(np.average([*gaps.values()], weights=weights)), *over_all, by_participant

@@ -2,19 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a study comes to its verdict.
 
-Validation samples choose candidates. Test samples only tell how good the chosen ones are: a clustered candidate is
-recommended only if it is clearly better there than the best other one, and than random groups. So choosing among many
-candidates makes no test figure too good. If too few samples decide, the measure says nothing, or one hospital reverses
-the choice, the study cannot tell.
+Validation samples choose one candidate of each kind: one model, clusters, and a model of each hospital's own. Test
+samples judge these, from the simplest kind on. Clusters have to be clearly better than one model and than random
+groups. A model of each hospital's own has to be clearly better than what was chosen so far. So choosing among many
+candidates makes no test figure too good.
+
+The study cannot tell if too few samples decide, if the measure says nothing, if one hospital reverses the choice, or
+if clusters that were not chosen may be better by a difference that matters.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.text import plain
 from cfl_flare.results import comparison
 from cfl_flare.results.comparison import Comparison, Measured, majority, mean_of
 from cfl_flare.results.remarks import figure, listed
@@ -22,6 +26,7 @@ from cfl_flare.results.study import (
     ALONE,
     MOST_NAMES,
     ONE_MODEL,
+    PREVALENCE,
     Basis,
     Entrant,
     Hospital,
@@ -29,6 +34,9 @@ from cfl_flare.results.study import (
     is_accuracy,
     signed,
 )
+
+# Over all hospitals, this part of the margin matters: every second hospital may gain the whole margin.
+MEAN_MARGIN = 0.5
 
 
 @dataclass(frozen=True)
@@ -38,115 +46,134 @@ class Contest:
     Attributes:
         entrants: one of them is one model for all, and one each hospital alone.
         mode: which end of the metric is best.
-        seed: of the draws of hospitals.
-        times: how often hospitals are drawn.
+        found: the number of clusters that was found before the candidates trained; None if it is not known.
     """
 
     tested: Mapping[str, Measured]
     validated: Mapping[str, Measured]
     entrants: Sequence[Entrant]
     mode: str
-    seed: int
-    times: int = comparison.TIMES
+    found: int | None = None
 
     @property
     def hospitals(self) -> list[str]:
-        splits = (self.tested, self.validated)
-        return list(
-            dict.fromkeys(
-                name
-                for split in splits
-                for measured in split.values()
-                for name in measured
-            )
-        )
-
-    def without(self, hospital: str) -> Contest:
-        """The same with one hospital left out, and hospitals drawn less often."""
-        tested, validated = (
-            {
-                way: comparison.without(measured, hospital)
-                for way, measured in split.items()
-            }
-            for split in (self.tested, self.validated)
-        )
-        return replace(
-            self,
-            tested=tested,
-            validated=validated,
-            times=comparison.left_out_times(len(self.hospitals)),
-        )
-
-    def preferred(self, entrants: Sequence[Entrant]) -> Entrant | None:
-        """The simplest of those that are not clearly worse than the best one on validation samples; None without any.
-
-        The rule of one standard error (Breiman et al. 1984, sec. 3.4.3) with the interval of the difference in place of
-        the error. Fewer models are simpler: one for all, then few clusters, without private layers first, then those
-        that each hospital tunes, and last one for each hospital that nobody else trains. One model with private layers
-        is still one: with them or without, the better one is taken.
-        """
-        known = comparison.shared_by_all(
-            {entrant.name: self.validated[entrant.name] for entrant in entrants}
-        )
-        means = {name: self.score(measured) for name, measured in known.items()}
-        ranked = sorted(
-            entrants, key=lambda entrant: (-means[entrant.name], entrant.private)
-        )
-        alike = ranked[:1]
-        for entrant in ranked[1:]:
-            if self.compare(self.validated, ranked[0], entrant).low <= 0:
-                alike.append(entrant)
-        return min(alike, key=self._burden, default=None)
-
-    def _burden(self, entrant: Entrant) -> tuple[Any, ...]:
-        """What hospitals have to run and to check; the least is the simplest."""
-        return (
-            entrant.name == ALONE,
-            entrant.tuned,
-            entrant.clusters,
-            entrant.clusters and entrant.private,
-        )
+        """The hospitals that measured anything on test samples."""
+        names = (name for measured in self.tested.values() for name in measured)
+        return list(dict.fromkeys(names))
 
     @property
     def random(self) -> Entrant | None:
         """The random groups; None if they were dropped."""
         return next((entrant for entrant in self.entrants if entrant.control), None)
 
+    def without(self, hospital: str) -> Contest:
+        """The same with one hospital left out of the test samples."""
+        tested = {
+            way: comparison.without(measured, hospital)
+            for way, measured in self.tested.items()
+        }
+        return replace(self, tested=tested)
+
+    def prefer(self, entrants: Sequence[Entrant]) -> Entrant | None:
+        """Take the simplest candidate that validation samples do not tell from the best one.
+
+        The rule of one standard error (Breiman et al. 1984, sec. 3.4.3) with the standard error of the paired
+        difference. One model with private layers is as simple as without: the better of the two is taken.
+
+        Args:
+            entrants: the candidates.
+
+        Returns:
+            The candidate, or None if there are none.
+        """
+        if not entrants:
+            return None
+        simplest_first = sorted(entrants, key=self._burden)
+        ways = {
+            entrant.name: self.validated[entrant.name] for entrant in simplest_first
+        }
+        scores = comparison.score_candidates(ways, self.mode)
+        ranked = sorted(
+            entrants, key=lambda entrant: (-scores[entrant.name], entrant.private)
+        )
+        best = ranked[0]
+        alike = [best, *(own for own in ranked[1:] if self._is_alike(best, own))]
+        return min(alike, key=self._burden)
+
+    def _is_alike(self, best: Entrant, entrant: Entrant) -> bool:
+        apart = self.compare(self.validated, best, entrant)
+        return apart.gain <= apart.error
+
+    def _burden(self, entrant: Entrant) -> tuple[Any, ...]:
+        """What hospitals have to run and to check; the least is the simplest.
+
+        Of numbers of clusters, the number that was found comes first, then the smallest.
+        """
+        return (
+            entrant.name == ALONE,
+            entrant.tuned,
+            entrant.clusters > 0 and entrant.clusters != self.found,
+            entrant.clusters,
+            entrant.clusters > 0 and entrant.private,
+        )
+
     def compare(
         self, split: Mapping[str, Measured], entrant: Entrant, reference: Entrant
     ) -> Comparison:
+        """Compare two candidates on validation or on test samples."""
         return comparison.difference(
-            split[entrant.name], split[reference.name], self.mode, self.seed, self.times
+            split[entrant.name], split[reference.name], self.mode
         )
 
-    def score(self, measured: Measured) -> float:
-        return mean_of(measured, self.mode) * (1 if self.mode == "max" else -1)
+    def choose(self) -> Choice:
+        """Choose a candidate of each kind by validation samples, and judge them by test samples."""
+        one = self.prefer([own for own in self.entrants if own.kind == 0])
+        assert one is not None
+        clustered = self.prefer(
+            [own for own in self.entrants if own.kind == 1 and not own.control]
+        )
+        own = self.prefer([own for own in self.entrants if own.kind == 2])
+        return self.judge(one, clustered, own)
 
-    def choice(self) -> Choice:
-        """Chooses by validation samples, and judges by test samples."""
-        clustered = self.preferred(
-            [e for e in self.entrants if e.clusters and not e.control]
-        )
-        unclustered = [e for e in self.entrants if not e.clusters]
-        other = self.preferred(unclustered)
-        assert other is not None
-        apart = (
-            None if clustered is None else self.compare(self.tested, clustered, other)
-        )
-        alike = (
-            clustered
-            and self.random
-            and self.compare(self.tested, clustered, self.random).low <= 0
-        )
-        known = comparison.shared_by_all(
-            {e.name: self.validated[e.name] for e in unclustered}
-        )
-        means = {name: self.score(measured) for name, measured in known.items()}
-        lead = means.pop(ALONE, 0.0) - max(means.values(), default=0.0)
-        cluster, gain = (
-            (False, 0.0) if apart is None else (apart.low > 0 and not alike, apart.gain)
-        )
-        return Choice(clustered, other, cluster, gain, lead)
+    def judge(
+        self, one: Entrant, clustered: Entrant | None, own: Entrant | None
+    ) -> Choice:
+        """Judge by test samples: what is less simple has to be clearly better.
+
+        Args:
+            one: one model for all hospitals.
+            clustered: a candidate with clusters; None if all were dropped.
+            own: a model of each hospital's own; None if all were dropped.
+        """
+        chosen = one
+        steps = []
+        if clustered is not None:
+            steps = [self._step(clustered, one)]
+            if self.random is not None:
+                steps.append(self._step(clustered, self.random))
+            if all(step.wins for step in steps):
+                chosen = clustered
+        if own is not None:
+            steps.append(self._step(own, chosen))
+            if steps[-1].wins:
+                chosen = own
+        return Choice(one, clustered, own, chosen, tuple(steps))
+
+    def _step(self, entrant: Entrant, reference: Entrant) -> Step:
+        return Step(entrant, reference, self.compare(self.tested, entrant, reference))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A candidate that has to be clearly better than a simpler one on test samples."""
+
+    entrant: Entrant
+    reference: Entrant
+    apart: Comparison
+
+    @property
+    def wins(self) -> bool:
+        return self.apart.low > 0
 
 
 @dataclass(frozen=True)
@@ -154,41 +181,52 @@ class Choice:
     """What the hospitals' numbers say, whether they are enough or not.
 
     Attributes:
+        one: the preferred way to train one model.
         clustered: the preferred candidate with clusters; None without any.
-        other: the preferred one without.
-        cluster: whether the first is clearly better on test samples.
-        gain: by how much the first is better on test samples; 0 without any.
-        lead: by how much training alone is better than the best one model on validation samples.
+        own: the preferred way to give each hospital a model of its own; None without any.
+        chosen: one of these three.
+        steps: the comparisons that led to it.
     """
 
+    one: Entrant
     clustered: Entrant | None
-    other: Entrant
-    cluster: bool
-    gain: float
-    lead: float
+    own: Entrant | None
+    chosen: Entrant
+    steps: tuple[Step, ...]
 
-    def stands(self, rest: Choice) -> bool:
-        """Whether the choice stands against the one without one hospital.
-
-        With fewer hospitals, fewer differences are clear. So a gain stands if it still is clear, or half of it is left.
-        That there is none stands if there is no clear one without the hospital.
-        """
-        if self.cluster:
-            return rest.cluster or 2 * rest.gain >= self.gain
-        if self.other.name == ALONE and not rest.cluster:
-            return 2 * rest.lead >= self.lead
-        return self.words == rest.words
+    @property
+    def other(self) -> Entrant:
+        """The chosen candidate if it has no clusters, else one model."""
+        return self.one if self.chosen.clusters else self.chosen
 
     @property
     def words(self) -> str:
         """What to do, whatever the number of clusters and the private layers."""
-        return (
-            "cluster"
-            if self.cluster
-            else "training alone"
-            if self.other.name == ALONE
-            else "one model"
-        )
+        if self.chosen.clusters:
+            return "cluster"
+        if self.chosen.name == ALONE:
+            return "training alone"
+        return "fine-tuning" if self.chosen.tuned else "one model"
+
+    def explain_reversal(self, rest: Contest) -> str:
+        """What the choice is without one hospital, if that reverses it; empty if the choice stands.
+
+        With fewer hospitals, fewer differences are clear. So a gain stands if it is still clear, or if half of it is
+        left. A candidate that was not chosen must not become clearly better.
+
+        Args:
+            rest: the contest without the hospital.
+        """
+        instead = rest.judge(self.one, self.clustered, self.own)
+        if instead.chosen.kind > self.chosen.kind:
+            return instead.words
+        for step in self.steps:
+            if step.reference.kind > self.chosen.kind or not step.wins:
+                continue
+            left = rest.compare(rest.tested, step.entrant, step.reference)
+            if left.low <= 0 and 2 * left.gain < step.apart.gain:
+                return "less than half of that gain"
+        return ""
 
 
 def decide(
@@ -199,77 +237,58 @@ def decide(
     metric: str,
     mode: str = "max",
     margin: float | None = None,
-    seed: int = 0,
     fewest: int = 0,
     everyone: int | None = None,
+    found: int | None = None,
 ) -> Verdict:
-    """Chooses by validation samples, and judges by test samples. `Contest` says what the other arguments are.
+    """Choose by validation samples, and judge by test samples, over the hospitals that measured all candidates.
 
     Args:
+        tested: what hospitals measured on test samples, by candidate.
+        validated: the same on validation samples.
+        entrants: the candidates that are left.
         rounds: after which they were measured.
         metric: what was measured.
+        mode: which end of the metric is best.
         margin: the difference that matters to one hospital; None for the usual one.
-        fewest: samples of the rarer class that each split needs, or of any kind if there are no classes.
+        fewest: samples of both kinds that decide at least: of the rarer classes, with an event, or of any kind.
         everyone: how many hospitals take part; None for those that measured.
+        found: the number of clusters that was found before the candidates trained.
     """
-    contest = Contest(tested, validated, entrants, mode, seed)
-    choice = contest.choice()
-    clustered, other = choice.clustered, choice.other
-    instead = _without_each(contest, choice)
-    reversing = {name: words for name, words in instead.items() if words}
-    splits = {"validation": validated[ONE_MODEL], "test": tested[ONE_MODEL]}
+    entrants = [entrant for entrant in entrants if entrant.name != PREVALENCE]
+    tested = comparison.shared_by_all(tested)
+    validated = comparison.shared_by_all(validated)
+    contest = Contest(tested, validated, entrants, mode, found)
+    choice = contest.choose()
+    means = {name: mean_of(measured) for name, measured in tested.items()}
+    margin = margin or comparison.usual_margin(metric, means[ONE_MODEL])
     basis = {
-        split: Basis.of_measured(measured, everyone)
-        for split, measured in splits.items()
+        "validation": Basis.of_measured(validated[ONE_MODEL], everyone),
+        "test": Basis.of_measured(tested[ONE_MODEL], everyone),
     }
-    best = [
-        tested[entrant.name] for entrant in (clustered, other) if entrant is not None
-    ]
+    instead = _leave_each_out(contest, choice)
+    reversing = {name: words for name, words in instead.items() if words}
+    best = [tested[own.name] for own in (choice.clustered, choice.other) if own]
     unsure = (
         _too_few(basis, fewest)
-        or _no_better_than_naming(best, metric, seed)
+        or _no_better_than_naming(best, metric)
         or _one_reverses(choice, reversing)
+        or _explain_doubt(contest, choice, metric, MEAN_MARGIN * margin)
     )
-    unclustered = [entrant for entrant in entrants if not entrant.clusters]
-    if unsure:
-        other = contest.preferred([e for e in unclustered if e.name != ALONE]) or other
-    pairs = (
-        []
-        if clustered is None
-        else [(clustered.name, entrant.name) for entrant in unclustered]
-    )
-    if clustered is not None and contest.random is not None:
-        pairs.append((clustered.name, contest.random.name))
-    pairs += [(other.name, name) for name in (ONE_MODEL, ALONE) if name != other.name]
-    chosen = (
-        clustered if choice.cluster and clustered is not None and not unsure else other
-    )
-    means = {name: mean_of(measured, mode) for name, measured in tested.items()}
-    margin = margin or comparison.usual_margin(metric, means[ONE_MODEL])
-    to_one, to_alone = (
-        {}
-        if chosen.name == name
-        else comparison.gains(tested[chosen.name], tested[name], mode, margin)
-        for name in (ONE_MODEL, ALONE)
-    )
+    chosen = choice.one if unsure else choice.chosen
+    other = choice.one if unsure else choice.other
     naming = majority(tested[ONE_MODEL])
     return Verdict(
         metric=metric,
         mode=mode,
         cluster=bool(chosen.clusters),
         chosen=chosen,
-        best_clustered=clustered,
+        best_clustered=choice.clustered,
         best_other=other,
         rounds=rounds,
         tested=means,
-        compared={
-            (name, its): comparison.difference(tested[name], tested[its], mode, seed)
-            for name, its in pairs
-        },
-        hospitals=tuple(
-            Hospital(name, at.tested, at.value, to_one.get(name), to_alone.get(name))
-            for name, at in tested[chosen.name].items()
-        ),
+        compared=_compare_pairs(contest, choice.clustered, chosen, other),
+        hospitals=_list_hospitals(contest, chosen, margin),
         unsure=unsure,
         left_out=len(instead),
         reversed_without=reversing,
@@ -280,22 +299,51 @@ def decide(
     )
 
 
-def _without_each(contest: Contest, choice: Choice) -> dict[str, str]:
+def _compare_pairs(
+    contest: Contest, clustered: Entrant | None, chosen: Entrant, other: Entrant
+) -> dict[tuple[str, str], Comparison]:
+    """The comparisons on which a verdict rests, on test samples."""
+    unclustered = [entrant.name for entrant in contest.entrants if not entrant.clusters]
+    controls = [entrant.name for entrant in contest.entrants if entrant.control]
+    pairs = [(other.name, name) for name in (ONE_MODEL, ALONE)]
+    if PREVALENCE in contest.tested:
+        pairs.append((chosen.name, PREVALENCE))
+    for entrant in (clustered, chosen if chosen.clusters else None):
+        if entrant is not None:
+            pairs += [(entrant.name, name) for name in (*unclustered, *controls)]
+    return {
+        (name, reference): comparison.difference(
+            contest.tested[name], contest.tested[reference], contest.mode
+        )
+        for name, reference in pairs
+        if name != reference
+    }
+
+
+def _list_hospitals(
+    contest: Contest, chosen: Entrant, margin: float
+) -> tuple[Hospital, ...]:
+    """What the chosen candidate brings each hospital."""
+    measured = contest.tested[chosen.name]
+    gains = {
+        name: comparison.gains(measured, contest.tested[name], contest.mode, margin)
+        for name in (ONE_MODEL, ALONE)
+        if name != chosen.name
+    }
+    to_one = gains.get(ONE_MODEL, {})
+    to_alone = gains.get(ALONE, {})
+    return tuple(
+        Hospital(name, at.tested, at.value, to_one.get(name), to_alone.get(name))
+        for name, at in measured.items()
+    )
+
+
+def _leave_each_out(contest: Contest, choice: Choice) -> dict[str, str]:
     """By hospital, what the choice is without it, if that reverses it."""
-    words = dict[str, str]()
     names = contest.hospitals
-    for name in names if len(names) > 1 else []:
-        try:
-            rest = contest.without(name).choice()
-            instead = (
-                rest.words
-                if rest.words != choice.words
-                else "less than half of that gain"
-            )
-            words[name] = "" if choice.stands(rest) else instead
-        except ConfigError:  # no other hospital measured two of the candidates
-            words[name] = "no choice"
-    return words
+    if len(names) < 2:
+        return {}
+    return {name: choice.explain_reversal(contest.without(name)) for name in names}
 
 
 def _one_reverses(choice: Choice, reversing: Mapping[str, str]) -> str:
@@ -306,26 +354,63 @@ def _one_reverses(choice: Choice, reversing: Mapping[str, str]) -> str:
     return f"one hospital reverses it: with all it is '{choice.words}', and {instead} without {without}"
 
 
+def _explain_doubt(
+    contest: Contest, choice: Choice, metric: str, matters: float
+) -> str:
+    """Why clusters that were not chosen may be worth it; empty if a gain that matters is excluded.
+
+    Args:
+        contest: the candidates and what was measured of them.
+        choice: what was chosen.
+        metric: what was measured.
+        matters: the smallest mean gain that matters.
+    """
+    clustered = choice.clustered
+    if clustered is None or choice.chosen.clusters:
+        return ""
+    lost = [step for step in choice.steps if step.entrant == clustered]
+    open_steps = [step for step in lost if not step.wins]
+    if choice.chosen != choice.one or not open_steps:
+        apart = contest.compare(contest.tested, clustered, choice.chosen)
+        open_steps = [Step(clustered, choice.chosen, apart)]
+    step = open_steps[0]
+    if step.apart.high <= matters:
+        return ""
+    return (
+        f"{clustered.title} may be better than {step.reference.title} by up to {figure(step.apart.high)} of "
+        f"{plain(metric, 60)}, and {figure(matters)} matters; {_suggest_more(step.apart, matters)}"
+    )
+
+
+def _suggest_more(apart: Comparison, matters: float) -> str:
+    """How many hospitals would tell a gain from none, or exclude a gain that matters."""
+    half = apart.high - apart.gain
+    reach = max(apart.gain, matters - apart.gain)
+    needed = math.ceil(apart.hospitals * (half / reach) ** 2)
+    if apart.hospitals < needed <= comparison.MOST_TIMES * apart.hospitals:
+        return f"about {needed} hospitals such as these would tell"
+    return "more hospitals, or more patients at each, would tell"
+
+
 def _too_few(basis: Mapping[str, Basis], fewest: int) -> str:
-    """Why the samples cannot decide; empty if they can, as of the other reasons."""
-    for split, rests in basis.items():
-        if rests.deciding < fewest:
-            kind = (
-                ""
-                if rests.rarer is None
-                else " that are not of the most frequent class"
-            )
-            return f"{rests.deciding} {split} samples{kind} are too few, {fewest} are needed (--fewest-events)"
-    return ""
+    """Why the samples cannot decide; empty if they can."""
+    deciding = sum(rests.deciding for rests in basis.values())
+    if deciding >= fewest:
+        return ""
+    kind = basis["test"].kind
+    samples = "validation and test samples"
+    if kind:
+        samples += f" {kind}" if kind.startswith("with") else f" that are {kind}"
+    return f"{deciding} {samples} are too few, {fewest} are needed (--fewest-events)"
 
 
-def _no_better_than_naming(best: Sequence[Measured], metric: str, seed: int) -> str:
+def _no_better_than_naming(best: Sequence[Measured], metric: str) -> str:
     """Why an accuracy says nothing: naming the most frequent class everywhere has it, too."""
     if not is_accuracy(metric):
         return ""
     namings = [(measured, majority(measured)) for measured in best]
     leads = [
-        comparison.difference(measured, naming, seed=seed)
+        comparison.difference(measured, naming)
         for measured, naming in namings
         if naming is not None
     ]

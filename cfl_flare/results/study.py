@@ -8,8 +8,8 @@ and the verdict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from cfl_flare.results.remarks import figure, listed
 STUDY, VERSION = "study.json", 1
 # The candidates that each study has: each hospital alone, and one model for all.
 ALONE, ONE_MODEL = "local", "fedavg"
+# What a study holds every candidate against: the same prediction for everyone.
+PREVALENCE = "prevalence"
 # The folder of the run that looked for the number of clusters.
 SEARCH = "number-of-clusters"
 # With fewer hospitals, an interval over them says little of others.
@@ -63,6 +65,19 @@ class Entrant:
     tuned: bool = False
     control: bool = False
 
+    def after(self, rounds: int, everything: int) -> Entrant:
+        """The candidate as it was after these rounds, which its title names unless they are all."""
+        if rounds == everything:
+            return self
+        return replace(self, title=f"{self.title} for {rounds} rounds")
+
+    @property
+    def kind(self) -> int:
+        """Simple kinds have low numbers: 0 for one model, 1 for clusters, 2 for a model of each hospital's own."""
+        if self.tuned or self.name == ALONE:
+            return 2
+        return 1 if self.clusters else 0
+
 
 @dataclass(frozen=True)
 class Basis:
@@ -72,39 +87,52 @@ class Basis:
         hospitals: those that have the metric, ``of`` all that take part.
         samples: the samples that they measured.
         rarer: the samples that are not of the most frequent class; None if classes are not known, or there are none.
+        events: the samples with an event, under survival; None otherwise.
     """
 
     hospitals: int
     of: int
     samples: int
     rarer: int | None
+    events: int | None = None
 
     @classmethod
     def of_measured(cls, measured: Measured, everyone: int | None) -> Basis:
-        """That of one candidate; ``everyone`` is how many hospitals take part, None for those that measured."""
-        totals = [
-            sum(counts)
-            for counts in zip(*(hospital.classes for hospital in measured.values()))
-        ]
-        samples = sum(hospital.tested for hospital in measured.values())
+        """Count what one candidate was measured on.
+
+        Args:
+            measured: by hospital.
+            everyone: how many hospitals take part; None for those that measured.
+        """
+        people = measured.values()
+        by_class = zip(*(hospital.classes for hospital in people))
+        totals = [sum(counts) for counts in by_class]
+        events = [hospital.events for hospital in people if hospital.events is not None]
         return cls(
             len(measured),
             everyone or len(measured),
-            samples,
+            sum(hospital.tested for hospital in people),
             sum(totals) - max(totals) if totals else None,
+            sum(events) if events else None,
         )
 
     @property
     def deciding(self) -> int:
+        """The samples that count for the smallest number: events, those of rarer classes, or all."""
+        if self.events is not None:
+            return self.events
         return self.samples if self.rarer is None else self.rarer
+
+    @property
+    def kind(self) -> str:
+        """What the samples that count are, behind their number or the word samples."""
+        if self.events is not None:
+            return "with an event"
+        return "" if self.rarer is None else "not of the most frequent class"
 
     def text(self, split: str) -> str:
         """``9 of 12 hospitals with 120 test samples, 31 of them not of the most frequent class``."""
-        among = (
-            ""
-            if self.rarer is None
-            else f", {self.rarer} of them not of the most frequent class"
-        )
+        among = f", {self.deciding} of them {self.kind}" if self.kind else ""
         return f"{self.hospitals} of {self.of} hospitals with {self.samples} {split} samples{among}"
 
 
@@ -178,7 +206,7 @@ class Verdict:
 
     def sentences(self) -> list[str]:
         """What to do, and how sure that is."""
-        lines = [self._advice()]
+        lines = [*self._warn_of_prevalence(), self._advice()]
         if self.basis:
             chosen, judged = (
                 self.basis[split].text(split) for split in ("validation", "test")
@@ -192,7 +220,11 @@ class Verdict:
             lines.append(
                 f"Naming the most frequent class everywhere has accuracy {figure(self.majority)}."
             )
-        references = {ONE_MODEL: "one model for all", ALONE: "each hospital alone"}
+        references = {
+            PREVALENCE: "the same prediction for everyone, by the prevalence alone",
+            ONE_MODEL: "one model for all",
+            ALONE: "each hospital alone",
+        }
         for name, words in {
             **references,
             self.random: "random groups of the same sizes",
@@ -200,7 +232,7 @@ class Verdict:
             comparison = self.compared.get((self.chosen.name, name))
             if comparison is not None:
                 lines.append(f"Against {words}: {self._numbers(comparison)}.")
-        lines += self._who(ONE_MODEL) + self._who(ALONE)
+        lines += self._name_bounded() + self._who(ONE_MODEL) + self._who(ALONE)
         measured = max(
             (comparison.hospitals for comparison in self.compared.values()), default=0
         )
@@ -217,6 +249,32 @@ class Verdict:
             )
         return lines
 
+    def _warn_of_prevalence(self) -> list[str]:
+        """That the model is not clearly better than the prevalence, if it is not."""
+        comparison = self.compared.get((self.chosen.name, PREVALENCE))
+        if comparison is None or comparison.low > 0:
+            return []
+        numbers = self._numbers(comparison)
+        same = "the same prediction for everyone, by the prevalence alone"
+        why = f"{self.chosen.title} is not clearly better than {same}: {numbers}"
+        return [f"Use none of these models yet: {why}."]
+
+    def _name_bounded(self) -> list[str]:
+        """The hospitals whose differences count as less than they measured."""
+        decisive = {self.chosen.name}
+        if self.best_clustered is not None:
+            decisive.add(self.best_clustered.name)
+        names = dict[str, None]()
+        for (entrant, _), comparison in self.compared.items():
+            if entrant in decisive:
+                names |= dict.fromkeys(comparison.bounded)
+        if not names:
+            return []
+        where = listed(names, MOST_NAMES)
+        return [
+            f"A difference counts as less than was measured at {where}: it is far outside the other hospitals'."
+        ]
+
     def _advice(self) -> str:
         way = (
             "let each hospital train alone"
@@ -229,7 +287,7 @@ class Verdict:
             return f"Cluster into {self.chosen.clusters}: {way}."
         advice = f"Do not cluster: {way}."
         if self.best_clustered is None:
-            return f"{advice} All candidates with clusters were clearly worse on validation samples."
+            return f"{advice} No candidate with clusters was left to compare."
         comparison = self.compared[self.best_clustered.name, self.best_other.name]
         if comparison.low > 0:  # so that random groups decide
             numbers = self._numbers(
@@ -272,17 +330,20 @@ class Verdict:
         parts += [f"{listed(names[LOSES], MOST_NAMES)} {worse}"] if names[LOSES] else []
         parts += [f"{len(names[CHANCE])} within chance"] if names[CHANCE] else []
         if names[UNKNOWN]:
-            needed = sorted(
-                n for name in names[UNKNOWN] if (n := gains[name].needed) is not None
-            )
-            ends = dict.fromkeys([*needed[:1], *needed[-1:]])
-            way = (
-                f" (about {' to '.join(map(str, ends))} test samples each would do)"
-                if needed
-                else ""
-            )
-            parts.append(f"{len(names[UNKNOWN])} cannot tell{way}")
+            needed = [gains[name].needed for name in names[UNKNOWN]]
+            parts.append(f"{len(needed)} cannot tell{_suggest_samples(needed)}")
         return ["; ".join(parts) + "."]
+
+
+def _suggest_samples(needed: Sequence[int | None]) -> str:
+    """How many test samples would tell, at hospitals where a number within reach would."""
+    known = sorted(count for count in needed if count is not None)
+    if not known:
+        return ""
+    ends = " to ".join(map(str, dict.fromkeys((known[0], known[-1]))))
+    if len(known) == len(needed):
+        return f" (about {ends} test samples each would do)"
+    return f" (at {len(known)} of them about {ends} test samples would do)"
 
 
 def is_accuracy(metric: str) -> bool:
@@ -339,6 +400,7 @@ FIELDS: schema.Fields = {
     "assignment": schema.dict_of(schema.count),
     "searched": schema.count,
     "search_seconds": schema.number,
+    "judged": schema.json_object,
     "rungs": schema.described("comparisons of candidates", schema.list_of(RUNG)),
     "titles": schema.dict_of(schema.text),
     "cost": schema.described("rounds and seconds", COST),

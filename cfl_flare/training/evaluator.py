@@ -31,6 +31,8 @@ from cfl_flare.training.runtime import PRIVATE, MemoryView, Runtime, Split
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from cfl_flare.training.tasks import LearningTask
+
 
 class Evaluator:
     """A participant's view in one round, for what predicts and measures: it changes no model and no memory.
@@ -77,6 +79,11 @@ class Evaluator:
     def labels(self) -> np.ndarray:
         """The labels of its training samples, ``(n,)`` int64."""
         return self._train.y.cpu().numpy()
+
+    @property
+    def task(self) -> LearningTask:
+        """The run's task."""
+        return self._runtime.task
 
     @property
     def patients(self) -> int:

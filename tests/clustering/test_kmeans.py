@@ -369,6 +369,20 @@ def test_who_changes_sides_is_named() -> None:
     assert note["unsteady"] == {"h24": number.steadiness[24]} and in_words(note).endswith("; 1 change sides: h24")
 
 
+def test_the_set_has_the_number_without_prevalence() -> None:
+    """Two groups in the direction along which a bias moves; beside it, there is only noise."""
+    rng = np.random.default_rng(0)
+    bias = np.repeat([[-1.0], [1.0]], 12, axis=0)
+    rows = rng.normal(0, 0.3, (24, 20))
+    rows[:, :1] += 2 * bias
+    products = rows @ rows.T
+    count, apart = (number_of_clusters(p, 6) for p in (products, gap.remove_explained(products, bias)))
+    assert (count.k, apart.k) == (2, 1)
+    note = noted(count, apart=apart)
+    assert note["set"][0] == 1 and note["apart"] == 1 and not is_clear(note)
+    assert "apart" not in noted(count, apart=count)
+
+
 def test_the_words_for_what_is_not_clear() -> None:
     def note(k: int, gaps: list[float], stability: float, draws: dict[str, int], *ends: int) -> dict[str, object]:
         by_k = {
@@ -387,6 +401,8 @@ def test_the_words_for_what_is_not_clear() -> None:
     assert "(90 % set 2, with other members without a fifth of the participants)" in in_words(other)
     sides = in_words({**other, "unsteady": {f"h{i}\n": i / 10 for i in range(8, -1, -1)}})
     assert sides.endswith("; 9 change sides: h0, h1, h2, h3, h4, h5 and 3 others")
+    prevalence = in_words({**other, "apart": 1})
+    assert prevalence.endswith("prevalence explains it is 1, so that clusters cannot be told from prevalence")
     weak = note(1, [0, 0.1, 0.05], 0.5, {"1": 50, "3": 50}, 1, 3)
     assert in_words(weak) == (
         "about one cluster found (90 % set 1 to 3): "

@@ -19,6 +19,7 @@ from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import check_private
 from cfl_flare.engine.study import in_process
 from cfl_flare.engine.study.candidates import (
+    PULLS,
     Candidate,
     StudySettings,
     clustered_candidates,
@@ -30,7 +31,8 @@ from cfl_flare.engine.study.candidates import (
 )
 from cfl_flare.engine.study.halving import Study
 from cfl_flare.engine.study.in_process import InProcess
-from cfl_flare.engine.study.journal import Journal, Rung, Search
+from cfl_flare.engine.study.journal import Journal, Search
+from cfl_flare.engine.study.judged import Judged
 from cfl_flare.methods import IFCA, FedAvg, FedCUAU, Local, WeCFL
 from cfl_flare.models import MLP, Logistic
 from cfl_flare.results.comparison import AtHospital, Measured
@@ -62,6 +64,7 @@ class Fake:
     layers: str | None = "bias"
     names: list[str] = field(default_factory=lambda: [f"h{i}" for i in range(12)])
     rounds: int = 8
+    most_clusters: int = 12
     metric: Metric = field(default_factory=lambda: Metric("accuracy"))
     done: list[tuple[str, int]] = field(default_factory=list)
     seen: list[tuple[str, int, str]] = field(default_factory=list)
@@ -89,6 +92,7 @@ class Fake:
 VALUES = {"local": 0.5, "fedavg": 0.6, "wecfl-k2": 0.7, "wecfl-k3": 0.9, "wecfl-k4": 0.9}
 VALUES |= {"random-k3": 0.55, "wecfl-k3-bias": 0.8}
 TWO = [named(Local()), named(FedAvg())]
+HELD = ["local-pull-0.01", "local-pull-0.1", "finetune-pull-0.1", "finetune-pull-1"]
 
 
 def test_what_is_clearly_worse_stops_and_what_the_verdict_needs_does_not():
@@ -122,12 +126,54 @@ def test_one_model_with_private_layers_learns_to_the_end_even_if_it_learns_late(
     assert "fedavg-bias" in study.journal.rungs[1].means
 
 
-def test_test_samples_are_measured_once_at_the_end_and_of_those_left_alone():
+def test_each_candidate_is_judged_at_its_best_comparison():
+    """Training alone overfits: its last models were held against clusters, and lost by far."""
+    early = {"fedavg": 0.6, "local": 0.58}
+    late = {"fedavg": 0.62, "local": 0.2}
+
+    class Overfitting(Fake):
+        def measured(self, candidate: Candidate, rounds: int, split: str) -> Measured:
+            self.seen.append((candidate.name, rounds, split))
+            values = {**VALUES, **(early if rounds == 4 else late)}
+            value = values[candidate.name]
+            return make_equal_hospitals(value - 0.01 if split == "test" else value)
+
+    fake = Overfitting(VALUES)
+    study = Study(fake, TWO, StudySettings(rungs=2))
+    verdict = study.run()
+    assert [rung.means["local"] for rung in study.journal.rungs] == pytest.approx([0.58, 0.2])
+    assert verdict.tested["local"] == pytest.approx(0.57) and verdict.tested["fedavg"] == pytest.approx(0.61)
+    assert ("local", 8, "test") not in fake.seen and ("fedavg", 8, "test") in fake.seen
+    assert named(Local()).entrant.after(4, 8).title == "each hospital alone for 4 rounds"
+
+
+def test_validation_samples_choose_how_strongly_training_alone_is_held():
+    """A straw man: no decay, and losing to it was called clear."""
+    alone = [named(Local()), *(named(Local()).with_pull(strength) for strength in PULLS["local"])]
+    validation = {**VALUES, "local": 0.3, "local-pull-0.01": 0.5, "local-pull-0.1": 0.4}
+    test = {**validation, "local-pull-0.01": 0.45, "local-pull-0.1": 0.9}
+    study = Study(Fake(validation, test), [*alone, named(FedAvg())], StudySettings(rungs=2))
+    verdict = study.run()
+    assert "local-pull-0.01" in study.journal.rungs[0].dropped  # which does not forget it
+    assert verdict.tested["local"] == pytest.approx(0.45)
+    assert not any("pull" in name for name in verdict.tested)
+    assert study._choose_pulls(alone)["local"].entrant.title == "each hospital alone (pull 0.01)"
+
+
+def test_test_samples_choose_nothing():
     fake = Fake(VALUES, {**VALUES, "wecfl-k3": 0.1})
     verdict = Study(fake, TWO, StudySettings(rungs=2)).run()
-    tested = [one for one in fake.seen if one[2] == "test"]
-    assert fake.seen[-4:] == tested == [(n, 8, "test") for n in ("local", "fedavg", "wecfl-k3", "wecfl-k4")]
-    assert verdict.chosen.name == "fedavg"  # what validation chose among those with clusters failed
+    assert verdict.chosen.name == "fedavg"  # the clusters that validation samples chose failed on test samples
+    # Nothing was better in the second comparison, so that nothing was measured again.
+    assert [seen for seen in fake.seen if seen[2] == "test"] == [(name, 4, "test") for name in VALUES]
+
+
+def test_measurements_survive_in_the_file_of_a_study():
+    hospital = AtHospital(12.0, 50, 3, 0.5, np.array([0.5, np.nan]), (30, 20))
+    judged = Judged(4, {"a": hospital}, {"a": replace(hospital, value=0.25)})
+    again = Judged.of(json.loads(json.dumps(judged.to_dict(), allow_nan=False)))
+    assert again.rounds == 4 and again.tested["a"].value == 0.25 and again.validated["a"].classes == (30, 20)
+    np.testing.assert_array_equal(again.validated["a"].draws, [0.5, np.nan])
 
 
 def test_at_most_half_are_dropped_at_a_time_the_worst_ones_first():
@@ -158,8 +204,7 @@ def test_a_study_goes_on_where_it_was():
     assert [len(one["rungs"]) for one in kept] == [0, 1, 2, 2] and kept[-1]["verdict"]["chosen"]["name"] == "wecfl-k3"
     after = json.loads(json.dumps(kept[1]))
     fake = Fake(VALUES)
-    rungs = [Rung(**r) for r in after["rungs"]]
-    again = Study(fake, TWO, StudySettings(rungs=2), Journal(3, (2, 4), after["assignment"], 4, 0.0, rungs))
+    again = Study(fake, TWO, StudySettings(rungs=2), Journal.of(after))
     assert again.run() == whole.journal.verdict
     assert fake.done == [(n, 8) for n in ("local", "fedavg", "wecfl-k3", "wecfl-k4")]
     assert {one.name for one in again.candidates} == VALUES.keys()
@@ -191,10 +236,31 @@ def test_two_groups_are_a_candidate_even_if_none_were_found():
     assert [one.name for one in clustered_candidates(2, 12, [named(WeCFL(k=2))])] == ["wecfl-k3"]
 
 
+def test_no_candidate_has_more_clusters_than_there_can_be():
+    """Six sites with at least three in a cluster make two clusters: K = 3 would run as K = 2."""
+    fake = Fake({**VALUES, "wecfl-k2": 0.9, "wecfl-k2-bias": 0.6, "ifca-k4": 0.6}, most_clusters=2)
+    study = Study(fake, [*TWO, named(IFCA(k=4))], StudySettings(rungs=1))
+    study.run()
+    titles = {candidate.name: candidate.entrant.title for candidate in study.candidates}
+    assert "wecfl-k2" in titles and "wecfl-k3" not in titles
+    assert titles["ifca-k4"] == "ifca (K=4, at most 2 possible)"
+    assert study.candidates[2].entrant.clusters == 2
+    alone = Study(Fake(VALUES, most_clusters=1), TWO, StudySettings(rungs=1))
+    advice = alone.run().sentences()[0]
+    assert {candidate.name for candidate in alone.candidates} == {"local", "fedavg"}
+    assert advice.startswith("Do not cluster") and advice.endswith("No candidate with clusters was left to compare.")
+
+
+@pytest.mark.parametrize(("sites", "fewest", "most"), [(6, 3, 2), (6, 1, 6), (2, 3, 1)])
+def test_in_this_process_clusters_have_as_many_sites_as_asked_for(tmp_path, sites, fewest, most):
+    trainer = InProcess(replace(plan(min_sites_per_cluster=fewest), sites=sites), tmp_path)
+    assert trainer.most_clusters == most
+
+
 def test_under_survival_the_last_layer_s_bias_is_no_candidate():
     """Cox's loss has no intercept: the same number added to all risks of a hospital changes nothing."""
     linear, deep = MLP([4], 1, hidden=[]), MLP([4], 1, hidden=[8])
-    assert [one.name for one in first_candidates(linear, task=Survival())] == ["local", "fedavg", "finetune"]
+    assert [one.name for one in first_candidates(linear, task=Survival())] == ["local", "fedavg", "finetune", *HELD]
     assert private_layers(linear, FedAvg(), Binary()) == private_layers(deep, FedAvg(), Survival()) == "bias"
     with pytest.raises(ConfigError, match=r"private = 'bias' is the last layer's bias alone.* survival only compares"):
         check_private(FedAvg(), Division.of(linear, "bias"), "bias", task=Survival())
@@ -206,7 +272,7 @@ def test_hospitals_keep_normalisation_or_else_biases_if_the_method_lets_them():
     assert private_layers(plain, FedAvg()) == "bias" and private_layers(normed, FedAvg()) == "norm"
     assert private_layers(plain, FedCUAU(k=2)) is None
     names = [candidate.name for candidate in first_candidates(plain, [IFCA(k=2)])]
-    assert names == ["local", "fedavg", "fedavg-bias", "finetune", "ifca-k2"]
+    assert names == ["local", "fedavg", "fedavg-bias", "finetune", *HELD, "prevalence", "ifca-k2"]
     with pytest.raises(ConfigError, match="fedavg is a candidate already; leave it out"):
         first_candidates(plain, [FedAvg()])
     entrant = named(WeCFL(k=3), "norm").entrant
@@ -333,7 +399,7 @@ def test_splits_are_disjoint_and_measured_on_the_same_models(tmp_path, monkeypat
     trainer.train(candidate, 2)
     monkeypatch.setattr(in_process, "SECONDS", -1.0)
     found = {split: trainer.measured(candidate, 2, split) for split in ("validation", "test")}
-    said = f"{candidate.name}: measured on test samples of 1 of {len(trainer.names)} hospitals"
+    said = f"measuring {candidate.name} on test samples: 1 of {len(trainer.names)} hospitals so far"
     assert said in lines and len(lines) == 2 * len(trainer.names)
     run = load_run(tmp_path / candidate.name)
     for person in run.summary["participants"]:  # what the run itself measured

@@ -86,9 +86,10 @@ def test_tasks_name_a_candidate_and_nothing_of_what_it_is(tmp_path):
     Bench(tmp_path / "other", attack).play(rungs=1, num_rounds=2, run_name="other")
     assert {keys == own for task, keys in seen if task == wire.TRAIN_TASK} == {True}
     tested = [name for _, site, name, split, _ in job.sent if split == "test" and site == HOSTILE]
-    assert tested == list(load_study(job.results)["verdict"]["tested"])  # once each, at the end
-    last = [split for task, _, _, split, _ in job.sent if task == wire.TRAIN_TASK]
-    assert set(last[-3 * len(tested) :]) == {"test"} and "test" not in last[: -3 * len(tested)]
+    # Once each, after the candidate's comparison.
+    assert tested == list(load_study(job.results)["rungs"][0]["means"])
+    splits = [split for task, _, _, split, _ in job.sent if task == wire.TRAIN_TASK]
+    assert splits.count("test") == 3 * len(tested)
     counts = {
         name: own
         for task, _, _, _, said in job.sent
@@ -117,9 +118,9 @@ def test_what_a_candidate_keeps_never_leaves_and_stays_apart_from_the_others(tmp
         kept = {
             p.parent.name: set(load_arrays(p)[0]) for p in (state_root / "study" / site).glob("*/round-*.safetensors")
         }
-        assert kept.keys() == {"local", *private}
+        assert kept.keys() == {"local", "local-pull-0.01", "local-pull-0.1", *private}
         served = {p.parents[1].name for p in (state_root / "study" / site).glob("*/served/*.safetensors")}
-        assert served == set(load_study(job.results)["verdict"]["tested"])
+        assert served == set(load_study(job.results)["rungs"][0]["means"])
     at_server = list((state_root / "study" / "server").glob("*-bias/state/*.safetensors"))
     assert at_server and not [key for path in at_server for key in load_arrays(path)[0] if key.endswith("bias")]
 
@@ -235,7 +236,9 @@ def test_a_check_in_without_true_counts_leaves_the_site_out(tmp_path, own):
     assert {one["name"] for one in load_study(job.results)["verdict"]["hospitals"]} == {"p0", "p1", "p4", "p5"}
 
 
-def test_a_site_that_fails_for_one_candidate_is_out_of_its_comparisons_alone(tmp_path):
+def test_all_figures_are_over_hospitals_that_measured_all(tmp_path):
+    """A site with two of six hospitals fails for one candidate: the table and each comparison leave the two out."""
+
     def attack(task, asked, answer):
         failed = asked.get("candidate") == "fedavg-bias"
         return wire.to_shareable({}, {"error": "memory"}) if failed else answer
@@ -244,10 +247,9 @@ def test_a_site_that_fails_for_one_candidate_is_out_of_its_comparisons_alone(tmp
     whole = Bench(tmp_path / "whole").play(rungs=1, num_rounds=2, run_name="whole")
     assert not job.panics
     ours, theirs = (load_study(one.results) for one in (job, whole))
-    assert ours["verdict"]["tested"]["fedavg"] == theirs["verdict"]["tested"]["fedavg"]
-    assert ours["verdict"]["tested"]["fedavg-bias"] != theirs["verdict"]["tested"]["fedavg-bias"]
-    compared = {(one["one"], one["other"]): one["found"]["hospitals"] for one in ours["verdict"]["compared"]}
-    assert {count for pair, count in compared.items() if "fedavg-bias" in pair} <= {4}
+    assert ours["verdict"]["tested"]["fedavg"] != theirs["verdict"]["tested"]["fedavg"]
+    assert {one["found"]["hospitals"] for one in ours["verdict"]["compared"]} == {4}
+    assert {one["name"] for one in ours["verdict"]["hospitals"]} == {f"p{i}" for i in range(6)} - THEIRS
     # Means that are ranked are over the hospitals that measured all.
     means = ours["rungs"][0]["means"]
     assert means["fedavg"] != theirs["rungs"][0]["means"]["fedavg"]

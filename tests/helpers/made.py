@@ -134,6 +134,7 @@ def write_study(
         "assignment": {},
         "searched": 2,
         "search_seconds": 1.5,
+        "judged": {},
         "rungs": [
             {"rounds": 4, "means": {n: 0.5 + 0.1 * i for i, n in enumerate(names)}, "seconds": 4.0,
              "dropped": {n: f"c1 is better by {n}" for n in names[2:]}},

@@ -87,6 +87,15 @@ def start_from_second(method: Method) -> ServerState:
     return method.start(lambda i: initial(i + 2), NAMES)
 
 
+def test_biases_of_the_last_layer_are_not_compared() -> None:
+    """Prevalence moves them."""
+    deep = Layout.of(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
+    assert auto_k.divide_compared(deep, WeCFL(k=2)) == (("0.weight", "0.bias", "1.weight"), ("1.bias",))
+    assert auto_k.divide_compared(deep, WeCFL(k=2, cluster_on=("1.bias",))) == (("1.bias",), ())
+    backbone = auto_k.divide_compared(deep, WeCFL(k=2, cluster_on="backbone"))
+    assert backbone == ("backbone", ())
+
+
 def test_the_warm_up_is_fedavg_weighted_by_samples() -> None:
     method = auto(warmup=2)
     state = start_from_second(method)

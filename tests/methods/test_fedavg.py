@@ -96,6 +96,27 @@ def test_finetune_serves_one_more_local_round_and_forgets_it():
     assert work.memory == {}
 
 
+def test_finetuning_is_held_near_the_global_model():
+    """Step 1 starts at the anchor: no pull. At (1/2, -1/2) the gradient is (p0 - 1, 1 - p0), the pull (1/8, -1/8)."""
+    work = make_coin_learner([0], steps=2)
+    served = Finetune(pull=0.25).predictor(work, Download(("global",), (coin(0, 0),)))
+    p0 = 1 / (1 + np.exp(-1.0))
+    expected = 0.5 - (p0 - 1) - 0.25 * 0.5
+    (model,) = Served.of(served).models
+    np.testing.assert_allclose(model.vector, [expected, -expected], rtol=1e-6)
+
+
+def test_training_alone_is_held_near_the_untrained_model():
+    work = make_coin_learner([0], steps=2)
+    start = work.initial(0).vector.astype(np.float64)
+    Local(pull=0.25).local_update(work, Download())
+    here = start.copy()
+    for _ in range(2):
+        p0 = np.exp(here[0]) / np.exp(here).sum()
+        here = here - np.array([p0 - 1, 1 - p0]) - 0.25 * (here - start)
+    np.testing.assert_allclose(work.memory["model"].vector, here, rtol=1e-5)
+
+
 def test_local_keeps_its_model_and_sends_nothing():
     method, work = Local(), make_coin_learner([0])
     start = work.initial(0)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import t as student
 
 from cfl_flare import paired_difference
 from cfl_flare.core.arrays import save_arrays
@@ -40,7 +41,6 @@ from cfl_flare.results.comparison import (
     majority,
     mean_of,
     shared_by_all,
-    two_stage,
     usual_margin,
 )
 from cfl_flare.results.metrics import Metric
@@ -59,51 +59,77 @@ def at(value: float, draws: list[float], samples: int = 1, tested: int = 100, dr
     return AtHospital(samples, tested, draw, value, np.array(draws, np.float64))
 
 
-def test_two_stages_have_the_moments_that_theory_gives():
-    rng = np.random.default_rng(0)
-    apart = rng.normal(size=(5, 400)) * np.array([[1.0], [2.0], [0.5], [1.0], [3.0]]) + np.arange(5)[:, None]
-    found = two_stage(apart, np.ones(5), 200_000, rng)
-    # A mean of 5 draws of one value from a hospital drawn among 5: between the hospitals' means, and within them.
-    assert found.mean() == pytest.approx(apart.mean(), abs=0.01)
-    assert found.std() == pytest.approx(apart.std() / np.sqrt(5), rel=0.01)
-
-
-def test_two_stages_weigh_by_samples_as_a_loop_does():
-    apart, weights = np.array([[0.0, 1.0], [4.0, 6.0]]), np.array([3.0, 1.0])
-    found = two_stage(apart, weights, 40_000, np.random.default_rng(1))
-    # 16 equal outcomes: both hospitals 0 (mean of two), both 1, or one of each with weights 3 : 1.
-    outcomes = [
-        np.average([apart[i, a], apart[j, b]], weights=[weights[i], weights[j]])
-        for i in range(2)
-        for j in range(2)
-        for a in range(2)
-        for b in range(2)
-    ]
-    assert found.mean() == pytest.approx(np.mean(outcomes), abs=0.03)
-    assert set(np.round(found, 6)) == set(np.round(outcomes, 6))
-
-
-def test_the_difference_of_means_is_weighted_and_paired():
+def test_an_interval_has_hospitals_as_its_unit():
+    """Gains of 0.2 and -0.1 with 3 and 1 samples: fractions 3/4 and 1/4."""
     one = {"a": at(0.9, [0.9] * 50, samples=3), "b": at(0.6, [0.6] * 50)}
     other = {"a": at(0.7, [0.7] * 50, samples=3), "b": at(0.7, [0.7] * 50)}
     found = difference(one, other)
     assert (found.mean, found.reference, found.hospitals) == (pytest.approx(0.825), pytest.approx(0.7), 2)
-    assert found.gain == pytest.approx((3 * 0.2 - 0.1) / 4)
-    # Drawn hospitals: both a: 0.2, both b: -0.1, else 0.125. One in four is below 0.
-    assert (found.low, found.high) == (pytest.approx(-0.1), pytest.approx(0.2)) and not found.clear
+    assert found.gain == pytest.approx((3 * 0.2 - 0.1) / 4)  # 0.125, so the residuals are 0.075 and -0.225
+    assert found.error == pytest.approx(math.sqrt(2 * ((0.75 * 0.075) ** 2 + (0.25 * 0.225) ** 2)))
+    # 1 / (0.75^2 + 0.25^2) = 1.6 effective hospitals: one degree of freedom at least, whose t is 12.706.
+    assert found.high - found.gain == pytest.approx(12.7062 * found.error, rel=1e-5) and not found.clear
     errors = difference(one, other, "min")
-    assert errors.gain == pytest.approx(-found.gain) and errors.low == pytest.approx(-0.2)
-    assert mean_of(one) == pytest.approx(0.825)
+    assert errors.gain == pytest.approx(-found.gain) and errors.low == pytest.approx(-found.high)
 
 
-def test_what_is_not_defined_at_a_hospital_leaves_it_out_of_all_three_numbers():
-    one = {"a": at(0.9, [0.9] * 10), "b": at(0.1, [NAN] * 6 + [0.1] * 4)}
+def test_equal_hospitals_have_a_t_interval_and_unequal_ones_fewer_degrees_of_freedom():
+    gains_of = [0.1, 0.3, 0.2, 0.5]
+    none = {f"h{i}": at(0.0, [0.0] * 5) for i in range(4)}
+    equal = {f"h{i}": at(gain, [gain] * 5) for i, gain in enumerate(gains_of)}
+    found = difference(equal, none)
+    half = 3.1824463 * np.std(gains_of, ddof=1) / 2  # t with 3 degrees of freedom, and a mean of 4
+    assert (found.low, found.high) == (pytest.approx(0.275 - half), pytest.approx(0.275 + half))
+    unequal = {name: replace(own, samples=samples) for (name, own), samples in zip(equal.items(), (6, 1, 2, 1))}
+    found = difference(unequal, none)
+    assert found.gain == pytest.approx((0.6 + 0.3 + 0.4 + 0.5) / 10)
+    # 100 / (36 + 1 + 4 + 1) = 2.381 effective hospitals: 1.381 degrees of freedom
+    assert (found.high - found.gain) / found.error == pytest.approx(student.ppf(0.975, 100 / 42 - 1))
+
+
+def test_one_hospital_has_the_interval_of_its_patients():
+    found = difference({"a": at(0.3, spread(0.3, 0.1))}, {"a": at(0.1, [0.1] * 200)})
+    assert (found.low, found.high) == (pytest.approx(0.1), pytest.approx(0.3))
+
+
+def test_a_few_large_hospitals_are_not_cut_and_the_mean_is_the_mean():
+    """Two hospitals have 1,600 of 2,000 samples, and gain 0.3. Twenty gain about nothing."""
+    sizes = [800, 800, *[20] * 20]
+    one = {f"h{i}": at(0.3 if i < 2 else 0.001 * (i % 3), [0.3] * 5, samples=n) for i, n in enumerate(sizes)}
+    found = difference(one, {name: at(0.0, [0.0] * 5) for name in one})
+    mean = (1600 * 0.3 + 20 * 0.001 * sum(i % 3 for i in range(2, 22))) / 2000
+    assert (found.gain, found.mean, mean_of(one)) == (pytest.approx(mean),) * 3 and found.bounded == ()
+
+
+def test_a_hospital_that_is_far_from_all_others_is_bounded_and_named():
+    """The others gain 0.1 to 0.2: the liar counts as 0.2 + 2 * 0.1. Means are those of what was measured."""
+    gains_of = [0.1, 0.15, 0.2, 0.1, 1e9]
+    samples = (1, 2, 3, 4, 5)
+    one = {f"h{i}": at(gain, [gain] * 5, samples=n) for i, (gain, n) in enumerate(zip(gains_of, samples))}
+    found = difference(one, {name: at(0.0, [0.0] * 5) for name in one})
+    assert found.bounded == ("h4",) and found.mean == pytest.approx((0.1 + 0.3 + 0.6 + 0.4 + 5e9) / 15)
+    assert found.gain == pytest.approx((0.1 + 0.3 + 0.6 + 0.4 + 5 * 0.4) / 15)
+    down = difference(one, {name: at(0.0, [0.0] * 5) for name in one}, "min")
+    assert down.gain == pytest.approx(-found.gain) and down.low == pytest.approx(-found.high)
+
+
+def test_a_hospital_without_draws_stays_in_the_mean_over_all():
+    one = {"a": at(0.9, [0.9] * 10, samples=3), "b": at(0.1, [NAN] * 6 + [0.1] * 4)}
     other = {"a": at(0.5, [0.5] * 10), "b": at(0.2, [NAN] * 6 + [0.2] * 4)}
     found = difference(one, other)
-    assert (found.mean, found.reference, found.gain, found.hospitals) == (0.9, 0.5, pytest.approx(0.4), 1)
+    assert found.gain == pytest.approx((3 * 0.4 - 0.1) / 4) and found.hospitals == 2
     assert gains(one, other)["b"].says == UNKNOWN
-    with pytest.raises(ConfigError, match="no hospital has the metric on half of its draws"):
-        difference({"b": one["b"]}, {"b": other["b"]})
+    with pytest.raises(ConfigError, match="no hospital measured the metric of both candidates"):
+        difference({"a": one["a"]}, {"b": other["b"]})
+
+
+def test_a_rounding_error_is_no_difference():
+    """0.1 + 0.2 is not 0.3 to a computer."""
+    one = {f"h{i}": at(0.1 + 0.2, [0.1 + 0.2] * 9, samples=i + 1) for i in range(6)}
+    none = {name: at(0.3, [0.3] * 9) for name in one}
+    found = difference(one, none)
+    assert (found.low, found.high, found.clear) == (0.0, 0.0, False)
+    assert {own.says for own in gains(one, none).values()} == {CHANCE}
 
 
 @pytest.mark.parametrize("changed", [{"draw": 8}, {"tested": 99}])
@@ -127,10 +153,12 @@ def spread(middle: float, half: float) -> list[float]:
         (-0.3, 0.04, 100, LOSES, None),
         (0.005, 0.04, 100, CHANCE, None),
         (0.02, 0.04, 100, UNKNOWN, 400),  # 100 (0.04 / 0.02)^2: of the effect, and not of the margin
-        (0.01, 0.1, 30, UNKNOWN, 3000),
+        (0.03, 0.1, 30, UNKNOWN, 334),  # 30 (0.1 / 0.03)^2
+        (0.01, 0.1, 30, UNKNOWN, None),  # 3000: nobody gets a hundred times the samples
         (0.0, 0.1, 30, UNKNOWN, None),  # no number of samples shows a difference that there is not
         (0.3, 0.04, 19, UNKNOWN, 20),
-        (0.01, 0.1, 19, UNKNOWN, 1900),
+        (0.05, 0.1, 19, UNKNOWN, 76),
+        (0.01, 0.1, 19, UNKNOWN, None),
     ],
 )
 def test_a_hospital_gains_loses_or_cannot_tell(gain, half, tested, says, needed):
@@ -203,7 +231,11 @@ def test_turned_around_a_difference_changes_its_sign(rows):
     found, back = difference(side(0), side(1)), difference(side(1), side(0))
     assert found.gain == pytest.approx(-back.gain)
     assert (found.low, found.high) == (pytest.approx(-back.high), pytest.approx(-back.low))
-    assert found.low - 1e-9 <= found.gain + 1e-9 and min(a - b for a, b, _ in rows) - 1e-9 <= found.low
+    assert found.low <= found.gain + 1e-9 and found.gain <= found.high + 1e-9
+    if not found.bounded:
+        assert found.gain == pytest.approx(found.mean - found.reference, abs=1e-9)
+    lowest, *_, highest = sorted([a - b for a, b, _ in rows] * 2)
+    assert lowest - 1e-9 <= found.gain <= highest + 1e-9
 
 
 def test_means_are_over_the_hospitals_that_measured_all_ways():
@@ -213,12 +245,6 @@ def test_means_are_over_the_hospitals_that_measured_all_ways():
     assert means == pytest.approx({"one": (0.9 + 3 * 0.5) / 4, "other": (0.8 + 3 * 0.4) / 4})
     apart = {"one": {"a": one["a"]}, "other": {"b": other["b"]}}
     assert shared_by_all(apart) == apart and shared_by_all({}) == {}
-
-
-def test_what_a_hospital_would_need_stays_a_number_whatever_its_measures_are():
-    far = {"a": at(1e-9, [-1e12, 1e12] * 25)}
-    near = {"a": at(0.0, [0.0] * 50)}
-    assert gains(far, near)["a"].needed == 10**9
 
 
 # ---- Intervals ----
@@ -309,13 +335,23 @@ def test_draws_that_do_not_define_a_measure_are_replaced_by_the_participant_s_ow
     values = np.array([[0.0, NAN, 1.0, NAN], [1.0, 1.0, 0.0, 0.0]])
     assert weighted(values, np.array([1.0, 1.0])).tolist() == [0.5, 0.5, 0.5, 0.5]
     values[0, 2] = NAN
-    assert weighted(values, np.array([1.0, 1.0])) is None
+    assert weighted(values[:1], np.array([1.0])) is None
     one = {"a": make_replicates(auroc=(None, *RISING[1:])), "b": make_replicates(auroc=(*[None] * 51, *RISING[51:]))}
     draws = Draws.of(one, PEOPLE)
     point = {"served_auroc": 0.5}
     assert draws.intervals("a", point).keys() == {"served_auroc"} and draws.intervals("b", point) == {}
     assert draws.of_mean("served_auroc", {"a": 0.5}) is not None
-    assert draws.of_mean("served_auroc", {"a": 0.5, "b": 0.5}) is None
+    assert draws.of_mean("served_auroc", {"a": 0.5, "b": 0.5}) is not None  # b does not take it from both
+
+
+def test_a_participant_without_an_interval_has_the_noise_of_others():
+    """Three of four have draws with a deviation of 0.1 and 4 samples; the fourth has one, so a deviation of 0.2."""
+    noise = np.random.default_rng(0).permuted(np.tile(TWO, (3, 20)), axis=1)
+    values = np.vstack([0.5 + noise, np.full(noise.shape[1], NAN)])
+    weights = np.array([4.0, 4.0, 4.0, 1.0])
+    expected = math.sqrt(3 * (4 * 0.1) ** 2 + (1 * 0.2) ** 2) / 13
+    assert weighted(values, weights).std() == pytest.approx(expected, rel=0.06)
+    assert weighted(values[2:], weights[2:]) is not None and weighted(values[3:], weights[3:]) is None
 
 
 def test_a_measure_that_one_participant_withheld():
@@ -381,7 +417,8 @@ def test_a_difference_is_paired_draw_by_draw(tmp_path):
 def test_runs_that_cannot_be_paired_say_why(tmp_path):
     own = {"a": make_replicates(accuracy=RISING), "b": make_replicates(accuracy=RISING)}
     first = write_replicates(tmp_path / "first", own, a=0.5, b=0.5)
-    gone = {"a": own["a"], "b": make_replicates(accuracy=(*[None] * 60, *RISING[60:]))}
+    few = make_replicates(accuracy=(*[None] * 60, *RISING[60:]))
+    gone = {"a": few, "b": few}
     others = {
         "their participants who report it differ": write_replicates(tmp_path / "1", {"a": own["a"]}, a=0.5),
         "their participants with draws differ": write_replicates(tmp_path / "2", {"a": own["a"]}, a=0.5, b=0.5),
@@ -391,7 +428,7 @@ def test_runs_that_cannot_be_paired_say_why(tmp_path):
         "their draws differ": write_replicates(
             tmp_path / "4", {**own, "b": Replicates(8, {"served_accuracy": RISING})}, a=0.5, b=0.5
         ),
-        "'accuracy' is not defined on half of some participant's draws": write_replicates(
+        "'accuracy' is not defined on half of most participants' draws": write_replicates(
             tmp_path / "5", gone, a=0.5, b=0.5
         ),
     }

@@ -24,6 +24,7 @@ from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.preflight import check_plans
 from cfl_flare.engine.site import check_private
+from cfl_flare.engine.study.prevalence import Prevalence, fits
 from cfl_flare.methods import (
     FedAvg,
     Finetune,
@@ -34,7 +35,7 @@ from cfl_flare.methods import (
     describe_method,
 )
 from cfl_flare.methods.auto_k import AutoK
-from cfl_flare.results.study import ALONE, ONE_MODEL, SEARCH, Entrant
+from cfl_flare.results.study import ALONE, ONE_MODEL, PREVALENCE, SEARCH, Entrant
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import LearningTask
 
@@ -47,7 +48,11 @@ MOST = 10
 # Rounds of FedAvg in which the number of clusters is looked for.
 WARMUP = 5
 TITLES = {ALONE: "each hospital alone", ONE_MODEL: "one model for all"}
+SAME = "the same prediction for everyone"
 TUNED = "one model, fine-tuned at each hospital"
+# How strongly training alone, and fine-tuning, may be held near their start. Validation samples choose.
+PULLED = "-pull-"
+PULLS = {ALONE: (0.01, 0.1), "finetune": (0.1, 1.0)}
 # The layers that hospitals keep, in the order in which they are preferred, and their names in a sentence.
 PRIVATE = {"norm": "private norm layers", "bias": "private biases"}
 
@@ -75,8 +80,8 @@ class StudySettings:
     )
     fewest_events: int = setting(
         100,
-        help="with fewer validation or test samples that are not of the most frequent class, a study cannot tell; "
-        "where there are no classes, with fewer samples",
+        help="with fewer validation and test samples that are not of the most frequent class, or that have an event, "
+        "a study cannot tell; where nobody counts them, with fewer samples",
         ge=0,
     )
 
@@ -94,34 +99,53 @@ class StudySettings:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train: a method, and the layers that each participant has for itself; ``name`` is its folder's."""
+    """One way to train.
+
+    Attributes:
+        name: of its folder.
+        method: by which it trains.
+        private: the layers that each participant has for itself; None for none.
+        possible: how many clusters can be large enough; None if that is not known.
+    """
 
     name: str
     method: Method
     private: str | None = None
+    possible: int | None = None
 
     @property
     def entrant(self) -> Entrant:
-        """As the verdict names it."""
+        """As the verdict names it: by the clusters that there can be."""
         clusters = self.method.clusters
-        title = TITLES.get(
-            self.method.label,
-            self.method.label + (f" (K={clusters})" if clusters else ""),
-        )
-        if isinstance(self.method, Groups):
-            title = f"{'random' if self.control else 'given'} groups (K={clusters})"
-        elif self.method == Finetune():
-            title = TUNED
-        if self.private is not None:
-            title += f" with {PRIVATE[self.private]}"
+        number = f"K={clusters}"
+        if self.possible is not None and self.possible < clusters:
+            number = f"K={clusters}, at most {self.possible} possible"
+            clusters = self.possible
         return Entrant(
             self.name,
-            title,
+            self._entitle(number),
             clusters,
             self.private is not None,
             self.method.finetune,
             self.control,
         )
+
+    def _entitle(self, number: str) -> str:
+        title = TITLES.get(self.method.label, self.method.label)
+        if isinstance(self.method, Groups):
+            kind = "random" if self.control else "given"
+            title = f"{kind} groups ({number})"
+        elif isinstance(self.method, Finetune):
+            title = TUNED
+        elif self.name == PREVALENCE:
+            title = SAME
+        elif self.method.clusters:
+            title += f" ({number})"
+        if self.pulled:
+            title += f" (pull {self.pulled})"
+        if self.private is not None:
+            title += f" with {PRIVATE[self.private]}"
+        return title
 
     @property
     def control(self) -> bool:
@@ -136,10 +160,25 @@ class Candidate:
     @property
     def stays(self) -> bool:
         """Whether it is never dropped: clusters are held against the best way without them, if it learns late, too."""
-        return self.method.label in TITLES
+        return self.method.label in (*TITLES, PREVALENCE) and not self.pulled
+
+    @property
+    def family(self) -> str:
+        """The name without the pull."""
+        return self.name.partition(PULLED)[0]
+
+    @property
+    def pulled(self) -> str:
+        """How strongly it is held near its start; empty if it is not."""
+        return self.name.partition(PULLED)[2]
+
+    def with_pull(self, strength: float) -> Candidate:
+        """The same method, held near its start."""
+        method = replace(self.method, pull=strength)  # type: ignore[call-arg]
+        return Candidate(f"{self.name}{PULLED}{strength:g}", method)
 
     def with_private(self, layers: str) -> Candidate:
-        return Candidate(f"{self.name}-{layers}", self.method, layers)
+        return replace(self, name=f"{self.name}-{layers}", private=layers)
 
     def described(self) -> dict[str, Any]:
         """As JSON values."""
@@ -185,6 +224,12 @@ def first_candidates(
     layers = private_layers(module, FedAvg(), task)
     private = [named(FedAvg(), layers)] if layers else []
     candidates = [named(Local()), named(FedAvg()), *private, named(Finetune())]
+    candidates += [
+        candidate.with_pull(strength)
+        for candidate in list(candidates)
+        for strength in PULLS.get(candidate.name, ())
+    ]
+    candidates += [named(Prevalence())] if fits(module, task) else []
     for candidate in map(named, methods):
         listed = f"--method {candidate.name}: a study's sites name no group; give each one's label, {{name: label}}"
         require(not candidate.method.traits.named_groups, listed)
@@ -197,18 +242,22 @@ def first_candidates(
 
 
 def clustered_candidates(
-    number: int, participants: int, taken: Sequence[Candidate] = ()
+    number: int, possible: int, taken: Sequence[Candidate] = ()
 ) -> list[Candidate]:
     """WeCFL with the number of clusters of the search, and with its neighbours; two groups are tried in any case.
+
+    Args:
+        number: of clusters that the search found.
+        possible: how many clusters can be large enough.
+        taken: the candidates that there are.
 
     >>> [c.name for c in clustered_candidates(1, 12)], [c.name for c in clustered_candidates(3, 12)]
     (['wecfl-k2'], ['wecfl-k2', 'wecfl-k3', 'wecfl-k4'])
     """
     names = [candidate.name for candidate in taken]
-    numbers = [k for k in range(number - 1, number + 2) if 2 <= k <= participants]
-    return [
-        candidate for k in numbers if (candidate := named(WeCFL(k=k))).name not in names
-    ]
+    numbers = [k for k in range(number - 1, number + 2) if 2 <= k <= possible]
+    candidates = [named(WeCFL(k=k)) for k in numbers]
+    return [candidate for candidate in candidates if candidate.name not in names]
 
 
 def random_groups(

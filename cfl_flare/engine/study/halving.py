@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -27,12 +28,14 @@ from cfl_flare.engine.study.candidates import (
     random_groups,
 )
 from cfl_flare.engine.study.journal import Journal, Rung, Search
+from cfl_flare.engine.study.judged import Judged
 from cfl_flare.results.comparison import (
     MARGIN,
     Measured,
     clear_without_each,
     difference,
     mean_of,
+    score_candidates,
     shared_by_all,
 )
 from cfl_flare.results.decision import decide
@@ -58,6 +61,10 @@ class Trainer(Protocol):
     def names(self) -> Sequence[str]:
         """Those of the hospitals."""
 
+    @property
+    def most_clusters(self) -> int:
+        """How many clusters can be as large as each has to be."""
+
     def search(self) -> Search:
         """Looks for the number of clusters."""
 
@@ -79,7 +86,7 @@ class Study:
         journal: what an earlier attempt found; it goes on from there.
         save: called whenever there is more of it.
         say: called with one line on each step.
-        seed: of the draws of hospitals.
+        seed: of the random groups.
     """
 
     def __init__(
@@ -114,9 +121,6 @@ class Study:
             say,
             seed,
         )
-        self._validated: dict[
-            str, Measured
-        ] = {}  # of the last comparison, if this attempt made it
 
     def run(self) -> Verdict:
         """Runs it, or what is left of it.
@@ -138,11 +142,7 @@ class Study:
             journal.search_seconds = time.monotonic() - start
             self._save(journal)
         self._say(f"after {journal.searched} rounds: {journal.words}")
-        names = self.trainer.names
-        self.candidates += clustered_candidates(
-            journal.clusters, len(names), self.candidates
-        )
-        self.candidates.append(random_groups(journal.assignment, names, self._seed))
+        self._add_clustered(journal.clusters)
         left = list(self.candidates)
         ladder = self.settings.ladder(self.trainer.rounds)
         for i, rounds in enumerate(ladder):
@@ -162,6 +162,19 @@ class Study:
             journal.verdict = self._verdict(left)
             self._save(journal)
         return journal.verdict
+
+    def _add_clustered(self, found: int) -> None:
+        """Add candidates with clusters and random groups, if there can be two clusters."""
+        possible = self.trainer.most_clusters
+        self.candidates = [
+            replace(candidate, possible=possible) for candidate in self.candidates
+        ]
+        if possible < 2:
+            self._say("no two clusters can be large enough: no clusters are compared")
+            return
+        self.candidates += clustered_candidates(found, possible, self.candidates)
+        groups = random_groups(self.journal.assignment, self.trainer.names, self._seed)
+        self.candidates.append(groups)
 
     def write(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Writes what the study has found so far, with its settings as JSON; a FileError if it cannot."""
@@ -209,9 +222,10 @@ class Study:
             for name, hospitals in measured.items()
             if name not in dropped
         }
-        self._validated, means = measured, self._means(measured)
+        means = self._means(measured)
         if not last:
-            dropped |= self._worse(measured, means)
+            best = {name: self.journal.judged[name].validated for name in measured}
+            dropped |= self._worse(best)
         for name, why in dropped.items():
             self._say(f"{rounds} rounds: {name} is dropped: {why}")
         return Rung(rounds, means, dropped, time.monotonic() - start)
@@ -226,9 +240,9 @@ class Study:
         """Trains and measures a candidate; if that fails, it is dropped, unless the verdict needs it."""
         try:
             self.trainer.train(candidate, rounds)
-            measured[candidate.name] = self.trainer.measured(
-                candidate, rounds, VALIDATION
-            )
+            validated = self.trainer.measured(candidate, rounds, VALIDATION)
+            self._judge(candidate, rounds, validated)
+            measured[candidate.name] = validated
         except (
             AbortedError,
             ConfigError,
@@ -239,13 +253,23 @@ class Study:
                 raise
             dropped[candidate.name] = f"it failed: {plain(str(error), 300)}"
 
+    def _judge(self, candidate: Candidate, rounds: int, validated: Measured) -> None:
+        """Measures a candidate on test samples, if it never was better on validation samples."""
+        earlier = self.journal.judged.get(candidate.name)
+        if earlier is not None:
+            gain = difference(validated, earlier.validated, self._mode).gain
+            if gain <= 0:
+                return
+        tested = self.trainer.measured(candidate, rounds, TEST)
+        self.journal.judged[candidate.name] = Judged(rounds, validated, tested)
+
     def _best_private(self, measured: Mapping[str, Measured]) -> Candidate | None:
         """The best number of clusters so far with private layers."""
         clustered = {c.name: c for c in self._clustered() if c.name in measured}
-        best = self._ranked(self._means({name: measured[name] for name in clustered}))[
-            :1
-        ]
-        return self._with_private(clustered[best[0]]) if best else None
+        if not clustered:
+            return None
+        best = self._rank({name: measured[name] for name in clustered})[0]
+        return self._with_private(clustered[best])
 
     def _clustered(self) -> list[Candidate]:
         return [
@@ -260,11 +284,8 @@ class Study:
 
     def _means(self, measured: Mapping[str, Measured]) -> dict[str, float]:
         """Each candidate's mean over the hospitals that measured all of them."""
-        mode = self._mode
-        return {
-            name: mean_of(hospitals, mode)
-            for name, hospitals in shared_by_all(measured).items()
-        }
+        shared = shared_by_all(measured)
+        return {name: mean_of(hospitals) for name, hospitals in shared.items()}
 
     @staticmethod
     def _too_few(measured: Mapping[str, Measured]) -> dict[str, str]:
@@ -286,32 +307,30 @@ class Study:
             if name not in (ALONE, ONE_MODEL) and 2 * count <= len(both)
         }
 
-    def _ranked(self, means: Mapping[str, float]) -> list[str]:
-        """The best first."""
-        sign = 1 if self._mode == "max" else -1
-        return sorted(means, key=lambda name: -sign * means[name])
+    def _rank(self, measured: Mapping[str, Measured]) -> list[str]:
+        """The best first, by paired differences that no hospital moves without a bound."""
+        scores = score_candidates(measured, self._mode)
+        return sorted(scores, key=lambda name: -scores[name])
 
-    def _worse(
-        self, measured: Mapping[str, Measured], means: Mapping[str, float]
-    ) -> dict[str, str]:
+    def _worse(self, measured: Mapping[str, Measured]) -> dict[str, str]:
         """Those that are clearly worse than the best one, the worst ones first, at most half of all.
 
-        They are so without any one hospital, too: no single one takes a candidate out of the study.
+        They also are without any one hospital: no single one takes a candidate out of the study.
         """
-        mode, seed = self._mode, self._seed
-        ranked, dropped = self._ranked(means), dict[str, str]()
+        ranked = self._rank(measured)
+        dropped = dict[str, str]()
         best = ranked[0]
         stay = {candidate.name for candidate in self.candidates if candidate.stays}
         for name in reversed(ranked[1:]):
             if name in stay or len(dropped) >= len(ranked) // 2:
                 continue
-            apart = difference(measured[name], measured[best], mode, seed)
-            if apart.high < 0 and clear_without_each(
-                measured[best], measured[name], mode, seed
+            lead = difference(measured[best], measured[name], self._mode)
+            if lead.low > 0 and clear_without_each(
+                measured[best], measured[name], self._mode
             ):
-                low, high = (f"{-end:.3f}" for end in (apart.high, apart.low))
+                ends = f"{lead.low:.3f} to {lead.high:.3f}"
                 dropped[name] = (
-                    f"{best} is better by {-apart.gain:.3f}, 95 % interval {low} to {high}"
+                    f"{best} is better by {lead.gain:.3f}, 95 % interval {ends}"
                 )
         return dropped
 
@@ -331,20 +350,53 @@ class Study:
             if c.name in rung.means and c.name not in rung.dropped
         ]
 
+    def _choose_pulls(self, left: Sequence[Candidate]) -> dict[str, Candidate]:
+        """The candidates that are judged by name: of a method with several pulls, the best on validation samples.
+
+        One that was dropped counts as well. Training alone keeps the name by which the verdict knows it.
+        """
+        known = self.journal.judged
+        chosen = dict[str, Candidate]()
+        for family in dict.fromkeys(candidate.family for candidate in left):
+            best, *others = (
+                candidate
+                for candidate in self.candidates
+                if candidate.family == family and candidate.name in known
+            )
+            for other in others:
+                here, there = known[other.name].validated, known[best.name].validated
+                if difference(here, there, self._mode).gain > 0:
+                    best = other
+            chosen[family if family == ALONE else best.name] = best
+        return chosen
+
     def _verdict(self, left: Sequence[Candidate]) -> Verdict:
         rung, metric, trainer = (
             self.journal.rungs[-1],
             self.trainer.metric,
             self.trainer,
         )
-        validated = self._validated or {
-            c.name: trainer.measured(c, rung.rounds, VALIDATION) for c in left
-        }
-        tested = {c.name: trainer.measured(c, rung.rounds, TEST) for c in left}
+        chosen = self._choose_pulls(left)
+        judged = {name: self.journal.judged[c.name] for name, c in chosen.items()}
+        validated = {name: values.validated for name, values in judged.items()}
+        tested = {name: values.tested for name, values in judged.items()}
         for name, why in self._too_few(tested).items():
             self._say(f"test samples: {name} is left out: {why}")
             del tested[name]
-        entrants = [c.entrant for c in left if c.name in tested]
-        counts = self._seed, self.settings.fewest_events, len(trainer.names)
-        of_metric = metric.name, self._mode, self.settings.margin
-        return decide(tested, validated, entrants, rung.rounds, *of_metric, *counts)
+        entrants = [
+            replace(c.entrant.after(judged[name].rounds, rung.rounds), name=name)
+            for name, c in chosen.items()
+            if name in tested
+        ]
+        return decide(
+            tested,
+            validated,
+            entrants,
+            rung.rounds,
+            metric.name,
+            self._mode,
+            self.settings.margin,
+            fewest=self.settings.fewest_events,
+            everyone=len(trainer.names),
+            found=self.journal.clusters,
+        )

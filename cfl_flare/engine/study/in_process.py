@@ -18,7 +18,12 @@ from cfl_flare.core.errors import ConfigError, RunFailedError
 from cfl_flare.data import ParticipantData
 from cfl_flare.data.preparation import agreed_only
 from cfl_flare.engine.drive import Checkpoints
-from cfl_flare.engine.loop import class_counts, class_facts, run_loop
+from cfl_flare.engine.loop import (
+    class_counts,
+    class_facts,
+    place_participants,
+    run_loop,
+)
 from cfl_flare.engine.observers.bootstrap import Bootstrap
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.site import Site
@@ -37,6 +42,7 @@ from cfl_flare.results.metrics import RoundMetrics, leading
 from cfl_flare.results.store import Checkpoint, Store, StoreError
 from cfl_flare.training.bootstrap import SECONDS
 from cfl_flare.training.runtime import Place
+from cfl_flare.training.tasks import LearningTask
 
 CHECKPOINTS = "checkpoints"
 Watch = Callable[[str, int], AbstractContextManager[Callable[[RoundMetrics], None]]]
@@ -91,6 +97,14 @@ class InProcess:
             with agreed_only(self.training.privacy is not None):
                 self._hosted[split] = config.host(self.reader, "local", 0, 1)
         return self._hosted[split]
+
+    @property
+    def most_clusters(self) -> int:
+        """How many clusters can be as large as each has to be."""
+        places = place_participants(list(self.names), self.plan.sites)
+        samples = sum(len(data.train) for data in self.hosted(VALIDATION))
+        floor = self.plan.server.floor
+        return floor.clusters(list(places.values()), samples)
 
     def search(self) -> Search:
         return Search.made(self.train, self.out, self.rounds)
@@ -153,7 +167,7 @@ class InProcess:
             if time.monotonic() - said > SECONDS:
                 said = time.monotonic()
                 self._say(
-                    f"{candidate.name}: measured on {split} samples of {number} of {len(site.hosted)} hospitals"
+                    f"measuring {candidate.name} on {split} samples: {number} of {len(site.hosted)} hospitals so far"
                 )
             draws = {
                 Bootstrap.key: {
@@ -177,7 +191,11 @@ class InProcess:
                 values = np.array(drawn["values"].get(key, ()), np.float64)
                 facts = (len(data.train), len(data.test), drawn["draw"])
                 measured[name] = AtHospital(
-                    *facts, result.metrics[key], values, counts.get(name, ())
+                    *facts,
+                    result.metrics[key],
+                    values,
+                    counts.get(name, ()),
+                    _count_events(site.runtime.task, data),
                 )
         if not measured:
             raise RunFailedError(
@@ -220,3 +238,10 @@ class InProcess:
     def clean(self) -> None:
         """Deletes the checkpoints of a finished study."""
         shutil.rmtree(self.out / CHECKPOINTS, ignore_errors=True)
+
+
+def _count_events(task: LearningTask, data: ParticipantData) -> int | None:
+    """How many of the samples that are measured have an event; None where the task is no survival."""
+    if task.form != "time":
+        return None
+    return int(data.test.y[:, 1].sum())

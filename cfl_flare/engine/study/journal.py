@@ -16,6 +16,7 @@ from cfl_flare.core.errors import DivergedError, RunFailedError
 from cfl_flare.core.text import plain
 from cfl_flare.engine.server import is_divergence
 from cfl_flare.engine.study.candidates import Candidate, search_candidate, search_rounds
+from cfl_flare.engine.study.judged import Judged
 from cfl_flare.results.run_dir import ASSIGNMENTS, ROUNDS, read_lines
 from cfl_flare.results.study import STUDY, Verdict, load_study
 
@@ -96,6 +97,7 @@ class Journal:
         searched: the rounds that the search took, and ``search_seconds`` the seconds.
         verdict: None until there is one.
         words: on the number of clusters, and how sure it is.
+        judged: each candidate at the comparison at which it was best.
     """
 
     clusters: int | None = None
@@ -106,6 +108,7 @@ class Journal:
     rungs: list[Rung] = field(default_factory=list)
     verdict: Verdict | None = None
     words: str = ""
+    judged: dict[str, Judged] = field(default_factory=dict)
 
     @classmethod
     def of(cls, attempt: Mapping[str, Any] | None) -> Journal:
@@ -120,7 +123,8 @@ class Journal:
             attempt["searched"],
             attempt["search_seconds"],
         )
-        return cls(*search, rungs, words=attempt["words"])
+        judged = {name: Judged.of(values) for name, values in attempt["judged"].items()}
+        return cls(*search, rungs, words=attempt["words"], judged=judged)
 
     @property
     def seconds(self) -> float:
@@ -137,8 +141,11 @@ class Journal:
         }
 
     def to_dict(self, rounds: int) -> dict[str, Any]:
-        """As JSON values."""
+        """As JSON values. A finished study needs no hospital's numbers to go on."""
+        ended = self.verdict is not None and self.rungs[-1].rounds == rounds
+        judged = {} if ended else self.judged
         return {
+            "judged": {name: values.to_dict() for name, values in judged.items()},
             "found": self.clusters,
             "set": list(self.k_set),
             "assignment": dict(self.assignment),

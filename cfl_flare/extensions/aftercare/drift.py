@@ -115,12 +115,11 @@ def drift(arguments: argparse.Namespace) -> None:
         old = as_numbers(old, data.name)
         new = as_numbers(new, f"drift: --data {arguments.data}")
     before, after = (losses(module, task, samples, data.name) for samples in (old, new))
-    for what, of in (
-        ("the run's test samples", before),
-        (f"--data = {arguments.data!r}", after),
-    ):
-        few = f"drift: {what} are of {len(of)} patients, fewer than {FEWEST}; wait for more"
-        require(len(of) >= FEWEST, few, DataError)
+    kept = f"the run's test samples of {shown(data.name)}"
+    check_enough(before, kept, "these are fixed: train again with more data")
+    check_enough(
+        after, f"the new samples in --data = {arguments.data!r}", "wait for more"
+    )
     test, who = rise(before, after, level), shown(data.name)
     print(
         f"{who}: mean loss {test.before:.3g} on {len(before)} test samples of the run, {test.after:.3g} on",
@@ -140,6 +139,24 @@ def drift(arguments: argparse.Namespace) -> None:
             f"{who} has left its cluster: its model loses more on the new samples; {way_out}"
         )
     print(f"no sign that {who} has left its cluster")
+
+
+def check_enough(losses: np.ndarray, what: str, hint: str) -> None:
+    """Check that losses are of enough patients for a mean that says something.
+
+    Args:
+        losses: ``(patients,)``.
+        what: the samples in words.
+        hint: the way to more of them.
+
+    Raises:
+        DataError: they are of fewer than `FEWEST` patients.
+    """
+    require(
+        len(losses) >= FEWEST,
+        f"drift: {what} are of {len(losses)} patients: expected {FEWEST} or more\nhint: {hint}",
+        DataError,
+    )
 
 
 def reference(

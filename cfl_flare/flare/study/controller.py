@@ -145,6 +145,13 @@ class StudyController(SeveralController):
     def names(self) -> list[str]:
         return [participant.name for participant in self.everyone]
 
+    @property
+    def most_clusters(self) -> int:
+        """How many clusters can be as large as each has to be."""
+        sites = [participant.site for participant in self.everyone]
+        samples = sum(participant.samples for participant in self.everyone)
+        return self._schedule.floor.clusters(sites, samples)
+
     def search(self) -> Search:
         return Search.made(self.train, self._folder.path, self.rounds)
 

@@ -26,6 +26,7 @@ from cfl_flare.data import DataConfig, DataSource, Digits
 from cfl_flare.data.samples import normalised
 from cfl_flare.data.table import Table
 from cfl_flare.engine.settings import ServerSettings, SiteSettings
+from cfl_flare.extensions.aftercare.drift import check_enough
 from cfl_flare.extensions.aftercare.predict import read_rows
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.model_file import read_model
@@ -377,3 +378,13 @@ def test_predictions_read_every_format_alike(tmp_path: Path) -> None:
     assert rows[0][:2].tolist() == [[0, 1], [1, 0]]
     with pytest.raises(DataError, match="hold '744', where the sites agreed on '0744'"):
         read_rows(Path(write_column(tmp_path, [744, 744])), preparation)
+
+
+def test_drift_says_which_samples_are_too_few():
+    check_enough(np.zeros(20), "the new samples", "wait for more")
+    with pytest.raises(DataError) as error:
+        check_enough(np.zeros(19), "the run's test samples of p0", "these are fixed: train again with more data")
+    assert str(error.value).splitlines() == [
+        "drift: the run's test samples of p0 are of 19 patients: expected 20 or more",
+        "hint: these are fixed: train again with more data",
+    ]

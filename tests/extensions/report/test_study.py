@@ -10,8 +10,8 @@ import pytest
 
 from cfl_flare.cli import main
 from cfl_flare.extensions.report import vega
+from cfl_flare.extensions.report.gains import ROWS
 from cfl_flare.extensions.report.study import (
-    ROWS,
     StudyView,
     candidates,
     cost,
