@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.text import plain
 from cfl_flare.results import comparison
 from cfl_flare.results.comparison import Comparison, Measured, majority, mean_of
@@ -339,7 +340,13 @@ def _leave_each_out(contest: Contest, choice: Choice) -> dict[str, str]:
     names = contest.hospitals
     if len(names) < 2:
         return {}
-    return {name: choice.explain_reversal(contest.without(name)) for name in names}
+    words = {}
+    for name in names:
+        try:
+            words[name] = choice.explain_reversal(contest.without(name))
+        except ConfigError:  # no other hospital measured two of the candidates
+            words[name] = "no choice"
+    return words
 
 
 def _one_reverses(choice: Choice, reversing: Mapping[str, str]) -> str:

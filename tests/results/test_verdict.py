@@ -404,3 +404,16 @@ def test_no_hospital_alone_makes_clusters_clearly_better(rows, lie):
     found = decide(lying, lying, [ALONE, ONE, TWO], 5, "r2")
     if without.compared["wecfl-k2", "fedavg"].gain <= 0:
         assert not found.cluster
+
+
+def test_hospitals_without_which_nothing_can_be_compared_reverse_the_choice():
+    """Any two candidates have one hospital in common, and no hospital measured all three."""
+    values = all_over(local=0.5, fedavg=0.6, wecfl_k2=0.8)
+    missing = {"local": "h2", "fedavg": "h0", "wecfl-k2": "h1"}
+    some = {
+        way: {name: measured[name] for name in ("h0", "h1", "h2") if name != missing[way]}
+        for way, measured in values.items()
+    }
+    found = decide(some, values, [ALONE, ONE, TWO], 20, "auroc")
+    assert found.reversed_without == dict.fromkeys(("h0", "h2"), "no choice")
+    assert found.unsure.startswith("one hospital reverses it: with all it is 'cluster', and 'no choice' without h")
