@@ -160,7 +160,11 @@ class Contest:
         return Choice(one, clustered, own, chosen, tuple(steps))
 
     def _step(self, entrant: Entrant, reference: Entrant) -> Step:
-        return Step(entrant, reference, self.compare(self.tested, entrant, reference))
+        return Step(entrant, reference, self.compare_tests(entrant, reference))
+
+    def compare_tests(self, entrant: Entrant, reference: Entrant) -> Comparison:
+        """Compare two candidates on test samples."""
+        return self.compare(self.tested, entrant, reference)
 
 
 @dataclass(frozen=True)
@@ -199,34 +203,37 @@ class Choice:
         """The chosen candidate if it has no clusters, else one model."""
         return self.one if self.chosen.clusters else self.chosen
 
-    @property
-    def words(self) -> str:
-        """What to do, whatever the number of clusters and the private layers."""
-        if self.chosen.clusters:
-            return "cluster"
-        if self.chosen.name == ALONE:
-            return "training alone"
-        return "fine-tuning" if self.chosen.tuned else "one model"
-
     def explain_reversal(self, rest: Contest) -> str:
         """What the choice is without one hospital, if that reverses it; empty if the choice stands.
 
         With fewer hospitals, fewer differences are clear. So a gain stands if it is still clear, or if half of it is
-        left. A candidate that was not chosen must not become clearly better.
+        left. A less simple candidate reverses the choice only if it is clearly better than the chosen one.
 
         Args:
             rest: the contest without the hospital.
         """
-        instead = rest.judge(self.one, self.clustered, self.own)
-        if instead.chosen.kind > self.chosen.kind:
-            return instead.words
+        for rival in (self.clustered, self.own):
+            if rival is not None and rival.kind > self.chosen.kind:
+                references = [self.chosen]
+                if rival.kind == 1 and rest.random is not None:
+                    references.append(rest.random)
+                if all(rest.compare_tests(rival, own).low > 0 for own in references):
+                    return name_choice(rival)
         for step in self.steps:
-            if step.reference.kind > self.chosen.kind or not step.wins:
-                continue
-            left = rest.compare(rest.tested, step.entrant, step.reference)
-            if left.low <= 0 and 2 * left.gain < step.apart.gain:
-                return "less than half of that gain"
+            if step.wins and step.entrant.kind <= self.chosen.kind:
+                left = rest.compare_tests(step.entrant, step.reference)
+                if left.low <= 0 and 2 * left.gain < step.apart.gain:
+                    return "less than half of that gain"
         return ""
+
+
+def name_choice(entrant: Entrant) -> str:
+    """Name a choice, whatever the number of clusters and the private layers."""
+    if entrant.clusters:
+        return "cluster"
+    if entrant.name == ALONE:
+        return "training alone"
+    return "fine-tuning" if entrant.tuned else "one model"
 
 
 def decide(
@@ -354,7 +361,7 @@ def _one_reverses(choice: Choice, reversing: Mapping[str, str]) -> str:
         return ""
     instead = " or ".join(f"'{words}'" for words in dict.fromkeys(reversing.values()))
     without = listed(reversing, MOST_NAMES)
-    return f"one hospital reverses it: with all it is '{choice.words}', and {instead} without {without}"
+    return f"one hospital reverses it: with all it is '{name_choice(choice.chosen)}', and {instead} without {without}"
 
 
 def _explain_doubt(
@@ -374,7 +381,7 @@ def _explain_doubt(
     lost = [step for step in choice.steps if step.entrant == clustered]
     open_steps = [step for step in lost if not step.wins]
     if choice.chosen != choice.one or not open_steps:
-        apart = contest.compare(contest.tested, clustered, choice.chosen)
+        apart = contest.compare_tests(clustered, choice.chosen)
         open_steps = [Step(clustered, choice.chosen, apart)]
     step = open_steps[0]
     if step.apart.high <= matters:

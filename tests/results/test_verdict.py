@@ -417,3 +417,22 @@ def test_hospitals_without_which_nothing_can_be_compared_reverse_the_choice():
     found = decide(some, values, [ALONE, ONE, TWO], 20, "auroc")
     assert found.reversed_without == dict.fromkeys(("h0", "h2"), "no choice")
     assert found.unsure.startswith("one hospital reverses it: with all it is 'cluster', and 'no choice' without h")
+
+
+def test_a_hospital_without_which_less_is_clear_reverses_nothing():
+    """Fine-tuning is better than one model everywhere by the same 0.019, and so clear without any hospital.
+
+    Clusters gain 0.005 to 0.045. Without the last hospital their gain is not clear, and more than half of it is left.
+    """
+    gains_of = {"local": [-0.1] * 6, "fedavg": [0.0] * 6, "finetune": [0.019, 0.02, 0.018, 0.019, 0.02, 0.018]}
+    gains_of["wecfl-k2"] = [0.005, 0.045, 0.012, 0.04, 0.005, 0.04]
+    values = {
+        way: {f"h{i}": AtHospital(50, 100, 1, 0.5 + gain, np.full(9, 0.5 + gain)) for i, gain in enumerate(gains)}
+        for way, gains in gains_of.items()
+    }
+    tuned = Entrant("finetune", "one model, fine-tuned at each hospital", tuned=True)
+    entrants = [ALONE, ONE, TWO, tuned]
+    without = {way: {n: own for n, own in measured.items() if n != "h5"} for way, measured in values.items()}
+    assert not decide(without, without, entrants, 20, "auroc").cluster
+    found = decide(values, values, entrants, 20, "auroc")
+    assert found.cluster and not found.unsure
