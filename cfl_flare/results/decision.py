@@ -275,14 +275,14 @@ def decide(
     instead = _leave_each_out(contest, choice)
     reversing = {name: words for name, words in instead.items() if words}
     best = [tested[own.name] for own in (choice.clustered, choice.other) if own]
-    unsure = (
+    blocked = (
         _too_few(basis, fewest)
         or _no_better_than_naming(best, metric)
         or _one_reverses(choice, reversing)
-        or _explain_doubt(contest, choice, metric, MEAN_MARGIN * margin)
     )
-    chosen = choice.one if unsure else choice.chosen
-    other = choice.one if unsure else choice.other
+    unsure = blocked or _explain_doubt(contest, choice, metric, MEAN_MARGIN * margin)
+    chosen = choice.one if blocked else choice.chosen
+    other = choice.one if blocked else choice.other
     naming = majority(tested[ONE_MODEL])
     return Verdict(
         metric=metric,

@@ -436,3 +436,12 @@ def test_a_hospital_without_which_less_is_clear_reverses_nothing():
     assert not decide(without, without, entrants, 20, "auroc").cluster
     found = decide(values, values, entrants, 20, "auroc")
     assert found.cluster and not found.unsure
+
+
+def test_while_clusters_are_in_doubt_what_is_clearly_better_is_recommended():
+    """Training alone is better than one model everywhere. Clusters are better by 0.2 or worse by 0.2 in turn."""
+    uneven = {f"h{i}": 0.9 + (0.1 if i % 2 else -0.3) for i in range(HOSPITALS)}
+    values = all_over(local=0.9, fedavg=0.8) | {"wecfl-k2": make_hospitals(0.0, **uneven)}
+    found = decide(values, values, [ALONE, ONE, TWO], 20, "auroc")
+    assert found.unsure.startswith("wecfl (K=2) may be better than each hospital alone") and found.chosen == ALONE
+    assert found.sentences()[0].endswith("Until then, let each hospital train alone.")
