@@ -40,7 +40,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
 EVERY_METHOD = {*METHODS, *COMBINATIONS}
-SECTIONS = ("When to take it", "Settings", "What travels", "Measured")
+SECTIONS = ("Use cases", "Settings", "Messages", "Measured")
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -169,7 +169,7 @@ def test_every_method_has_its_page():
 def test_every_page_of_methods_says_where_it_differs_from_the_papers():
     for page in sorted((DOCS / "methods").glob("*.md")):
         if page.name not in ("index.md", "auto-k.md"):
-            assert re.search(r"^##+ (Where this differs|Where the paper is silent)", page.read_text(), re.MULTILINE)
+            assert re.search(r"^##+ (Differences from the paper|Gaps in the paper)", page.read_text(), re.MULTILINE)
 
 
 def test_the_thesis_is_named_with_a_link_at_its_first_use():
