@@ -44,7 +44,7 @@ MISTAKES = {
 }
 
 
-def name_page(path: Path) -> str:
+def name_rendered_page(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
@@ -79,7 +79,7 @@ def find_mistakes(html: str) -> list[str]:
 
 
 @pytest.mark.parametrize("where", RENDERERS)
-@pytest.mark.parametrize("page", PAGES, ids=name_page)
+@pytest.mark.parametrize("page", PAGES, ids=name_rendered_page)
 def test_no_markdown_is_left_as_text(page: Path, where: str) -> None:
     if page in AWAITED:
         pytest.skip("is being written anew")
@@ -138,7 +138,7 @@ ANCHORS = {"site": list_site_anchors, "github": list_github_anchors}
 
 
 @pytest.mark.parametrize("where", RENDERERS)
-@pytest.mark.parametrize("page", PAGES, ids=name_page)
+@pytest.mark.parametrize("page", PAGES, ids=name_rendered_page)
 def test_links_and_anchors_lead_somewhere(page: Path, where: str) -> None:
     if page in AWAITED:
         pytest.skip("is being written anew")
@@ -154,7 +154,7 @@ def test_links_and_anchors_lead_somewhere(page: Path, where: str) -> None:
 # ---- Commands ----
 
 
-def list_commands(page: Path) -> list[str]:
+def list_inline_commands(page: Path) -> list[str]:
     """The commands that a page names inside a line."""
     text = re.sub("<pre.*?</pre>", "", render_for_github(page), flags=re.DOTALL)
     codes = [
@@ -165,11 +165,11 @@ def list_commands(page: Path) -> list[str]:
     return [code for code in spelt if re.match(r"cfl-flare [a-z]", code)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_page)
+@pytest.mark.parametrize("page", PAGES, ids=name_rendered_page)
 def test_commands_inside_lines_are_understood(page: Path) -> None:
     """Options and their values are; what a sentence leaves out may be missing."""
     refused = []
-    for command in list_commands(page):
+    for command in list_inline_commands(page):
         try:
             parser().parse_args([word for word in shlex.split(command)[1:] if word != "..."])
         except ConfigError as error:
@@ -181,4 +181,4 @@ def test_commands_inside_lines_are_understood(page: Path) -> None:
 
 
 def test_there_are_commands_inside_lines() -> None:
-    assert sum(len(list_commands(page)) for page in PAGES) > 50
+    assert sum(len(list_inline_commands(page)) for page in PAGES) > 50

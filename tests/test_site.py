@@ -38,7 +38,7 @@ OVERFLOW = """(font) => {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def chromium() -> Iterator[Any]:
     with playwright.sync_playwright() as engine:
         found = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield found
@@ -47,8 +47,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.mark.parametrize("font", ["DejaVu Sans", "Liberation Sans", "sans-serif"])
 @pytest.mark.parametrize("name", ["sites.svg", "round.svg"])
-def test_texts_stay_inside_their_boxes(browser: Any, name: str, font: str) -> None:
-    page = browser.new_page()
+def test_texts_stay_inside_their_boxes(chromium: Any, name: str, font: str) -> None:
+    page = chromium.new_page()
     page.goto((ROOT / "docs" / "images" / name).as_uri())
     assert page.evaluate(OVERFLOW, font) == []
     page.close()
@@ -81,9 +81,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("path", ["", "methods/ifca/", "benchmarks/results/stroke/stroke/", "study/"])
-def test_pages_fit_the_screen_without_complaints(browser: Any, site: str, path: str, width: int, scheme: str) -> None:
+def test_pages_fit_the_screen_without_complaints(chromium: Any, site: str, path: str, width: int, scheme: str) -> None:
     complaints: list[str] = []
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(site + path)
@@ -93,8 +93,8 @@ def test_pages_fit_the_screen_without_complaints(browser: Any, site: str, path: 
 
 
 @pytest.mark.slow
-def test_the_search_finds_a_method(browser: Any, site: str) -> None:
-    page = browser.new_page(viewport={"width": 1440, "height": 900})
+def test_the_search_finds_a_method(chromium: Any, site: str) -> None:
+    page = chromium.new_page(viewport={"width": 1440, "height": 900})
     page.goto(site)
     page.fill(".md-search__input", "IFCA")
     page.wait_for_selector(".md-search-result__item")
