@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.text import plain
 from cfl_flare.results import comparison
 from cfl_flare.results.comparison import Comparison, Measured, majority, mean_of
@@ -160,7 +161,11 @@ class Contest:
         return Choice(one, clustered, own, chosen, tuple(steps))
 
     def _step(self, entrant: Entrant, reference: Entrant) -> Step:
-        return Step(entrant, reference, self.compare(self.tested, entrant, reference))
+        return Step(entrant, reference, self.compare_tests(entrant, reference))
+
+    def compare_tests(self, entrant: Entrant, reference: Entrant) -> Comparison:
+        """Compare two candidates on test samples."""
+        return self.compare(self.tested, entrant, reference)
 
 
 @dataclass(frozen=True)
@@ -199,34 +204,37 @@ class Choice:
         """The chosen candidate if it has no clusters, else one model."""
         return self.one if self.chosen.clusters else self.chosen
 
-    @property
-    def words(self) -> str:
-        """What to do, whatever the number of clusters and the private layers."""
-        if self.chosen.clusters:
-            return "cluster"
-        if self.chosen.name == ALONE:
-            return "training alone"
-        return "fine-tuning" if self.chosen.tuned else "one model"
-
     def explain_reversal(self, rest: Contest) -> str:
         """What the choice is without one hospital, if that reverses it; empty if the choice stands.
 
         With fewer hospitals, fewer differences are clear. So a gain stands if it is still clear, or if half of it is
-        left. A candidate that was not chosen must not become clearly better.
+        left. A less simple candidate reverses the choice only if it is clearly better than the chosen one.
 
         Args:
             rest: the contest without the hospital.
         """
-        instead = rest.judge(self.one, self.clustered, self.own)
-        if instead.chosen.kind > self.chosen.kind:
-            return instead.words
+        for rival in (self.clustered, self.own):
+            if rival is not None and rival.kind > self.chosen.kind:
+                references = [self.chosen]
+                if rival.kind == 1 and rest.random is not None:
+                    references.append(rest.random)
+                if all(rest.compare_tests(rival, own).low > 0 for own in references):
+                    return name_choice(rival)
         for step in self.steps:
-            if step.reference.kind > self.chosen.kind or not step.wins:
-                continue
-            left = rest.compare(rest.tested, step.entrant, step.reference)
-            if left.low <= 0 and 2 * left.gain < step.apart.gain:
-                return "less than half of that gain"
+            if step.wins and step.entrant.kind <= self.chosen.kind:
+                left = rest.compare_tests(step.entrant, step.reference)
+                if left.low <= 0 and 2 * left.gain < step.apart.gain:
+                    return "less than half of that gain"
         return ""
+
+
+def name_choice(entrant: Entrant) -> str:
+    """Name a choice, whatever the number of clusters and the private layers."""
+    if entrant.clusters:
+        return "cluster"
+    if entrant.name == ALONE:
+        return "training alone"
+    return "fine-tuning" if entrant.tuned else "one model"
 
 
 def decide(
@@ -269,14 +277,14 @@ def decide(
     instead = _leave_each_out(contest, choice)
     reversing = {name: words for name, words in instead.items() if words}
     best = [tested[own.name] for own in (choice.clustered, choice.other) if own]
-    unsure = (
+    blocked = (
         _too_few(basis, fewest)
         or _no_better_than_naming(best, metric)
         or _one_reverses(choice, reversing)
-        or _explain_doubt(contest, choice, metric, MEAN_MARGIN * margin)
     )
-    chosen = choice.one if unsure else choice.chosen
-    other = choice.one if unsure else choice.other
+    unsure = blocked or _explain_doubt(contest, choice, metric, MEAN_MARGIN * margin)
+    chosen = choice.one if blocked else choice.chosen
+    other = choice.one if blocked else choice.other
     naming = majority(tested[ONE_MODEL])
     return Verdict(
         metric=metric,
@@ -343,7 +351,13 @@ def _leave_each_out(contest: Contest, choice: Choice) -> dict[str, str]:
     names = contest.hospitals
     if len(names) < 2:
         return {}
-    return {name: choice.explain_reversal(contest.without(name)) for name in names}
+    words = {}
+    for name in names:
+        try:
+            words[name] = choice.explain_reversal(contest.without(name))
+        except ConfigError:  # no other hospital measured two of the candidates
+            words[name] = "no choice"
+    return words
 
 
 def _one_reverses(choice: Choice, reversing: Mapping[str, str]) -> str:
@@ -351,7 +365,7 @@ def _one_reverses(choice: Choice, reversing: Mapping[str, str]) -> str:
         return ""
     instead = " or ".join(f"'{words}'" for words in dict.fromkeys(reversing.values()))
     without = listed(reversing, MOST_NAMES)
-    return f"one hospital reverses it: with all it is '{choice.words}', and {instead} without {without}"
+    return f"one hospital reverses it: with all it is '{name_choice(choice.chosen)}', and {instead} without {without}"
 
 
 def _explain_doubt(
@@ -371,7 +385,7 @@ def _explain_doubt(
     lost = [step for step in choice.steps if step.entrant == clustered]
     open_steps = [step for step in lost if not step.wins]
     if choice.chosen != choice.one or not open_steps:
-        apart = contest.compare(contest.tested, clustered, choice.chosen)
+        apart = contest.compare_tests(clustered, choice.chosen)
         open_steps = [Step(clustered, choice.chosen, apart)]
     step = open_steps[0]
     if step.apart.high <= matters:

@@ -404,3 +404,44 @@ def test_no_hospital_alone_makes_clusters_clearly_better(rows, lie):
     found = decide(lying, lying, [ALONE, ONE, TWO], 5, "r2")
     if without.compared["wecfl-k2", "fedavg"].gain <= 0:
         assert not found.cluster
+
+
+def test_hospitals_without_which_nothing_can_be_compared_reverse_the_choice():
+    """Any two candidates have one hospital in common, and no hospital measured all three."""
+    values = all_over(local=0.5, fedavg=0.6, wecfl_k2=0.8)
+    missing = {"local": "h2", "fedavg": "h0", "wecfl-k2": "h1"}
+    some = {
+        way: {name: measured[name] for name in ("h0", "h1", "h2") if name != missing[way]}
+        for way, measured in values.items()
+    }
+    found = decide(some, values, [ALONE, ONE, TWO], 20, "auroc")
+    assert found.reversed_without == dict.fromkeys(("h0", "h2"), "no choice")
+    assert found.unsure.startswith("one hospital reverses it: with all it is 'cluster', and 'no choice' without h")
+
+
+def test_a_hospital_without_which_less_is_clear_reverses_nothing():
+    """Fine-tuning is better than one model everywhere by the same 0.019, and so clear without any hospital.
+
+    Clusters gain 0.005 to 0.045. Without the last hospital their gain is not clear, and more than half of it is left.
+    """
+    gains_of = {"local": [-0.1] * 6, "fedavg": [0.0] * 6, "finetune": [0.019, 0.02, 0.018, 0.019, 0.02, 0.018]}
+    gains_of["wecfl-k2"] = [0.005, 0.045, 0.012, 0.04, 0.005, 0.04]
+    values = {
+        way: {f"h{i}": AtHospital(50, 100, 1, 0.5 + gain, np.full(9, 0.5 + gain)) for i, gain in enumerate(gains)}
+        for way, gains in gains_of.items()
+    }
+    tuned = Entrant("finetune", "one model, fine-tuned at each hospital", tuned=True)
+    entrants = [ALONE, ONE, TWO, tuned]
+    without = {way: {n: own for n, own in measured.items() if n != "h5"} for way, measured in values.items()}
+    assert not decide(without, without, entrants, 20, "auroc").cluster
+    found = decide(values, values, entrants, 20, "auroc")
+    assert found.cluster and not found.unsure
+
+
+def test_while_clusters_are_in_doubt_what_is_clearly_better_is_recommended():
+    """Training alone is better than one model everywhere. Clusters are better by 0.2 or worse by 0.2 in turn."""
+    uneven = {f"h{i}": 0.9 + (0.1 if i % 2 else -0.3) for i in range(HOSPITALS)}
+    values = all_over(local=0.9, fedavg=0.8) | {"wecfl-k2": make_hospitals(0.0, **uneven)}
+    found = decide(values, values, [ALONE, ONE, TWO], 20, "auroc")
+    assert found.unsure.startswith("wecfl (K=2) may be better than each hospital alone") and found.chosen == ALONE
+    assert found.sentences()[0].endswith("Until then, let each hospital train alone.")
