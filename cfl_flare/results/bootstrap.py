@@ -18,10 +18,10 @@ others begin, and the worst tenth has an interval that reaches further towards t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -119,15 +119,24 @@ class Draws:
             The interval. None if a participant sent no draws of any measure: then its weight is not known. None if
             the measure is not defined on half of the draws of more than half of the participants.
         """
-        rows = [i for i, name in enumerate(self.participants) if name in points]
-        if key not in self.values or not rows or len(rows) < len(points):
+        names = [name for name in self.participants if name in points]
+        if key not in self.values or not names or len(names) < len(points):
             return None
-        weights = np.array(self.samples, np.float64)[rows]
-        mean = weighted(self.values[key][rows], weights)
+        weights = self.weights_of(names)
+        mean = weighted(self.rows_of(key, names), weights)
         if mean is None:
             return None
-        values = [points[self.participants[i]] for i in rows]
-        return interval(mean, float(np.average(values, weights=weights)), key)
+        point = np.average([points[name] for name in names], weights=weights)
+        return interval(mean, float(point), key)
+
+    def weights_of(self, names: Sequence[str]) -> np.ndarray:
+        """The training samples ``(names,)`` of some participants."""
+        counts = dict(zip(self.participants, self.samples))
+        return np.array([counts[name] for name in names], np.float64)
+
+    def rows_of(self, key: str, names: Sequence[str]) -> np.ndarray:
+        """A measure's draws ``(names, draws)`` of some participants."""
+        return self.values[key][[self.participants.index(name) for name in names]]
 
     def save(self, path: Path) -> None:
         save_arrays(
@@ -179,16 +188,32 @@ def interval(values: np.ndarray, point: float, name: str) -> Interval | None:
     there = _defined(values)
     if there is None:
         return None
-    half = NORMAL * float(there.std(ddof=1)) if len(there) > 1 else 0.0
-    least, most = min(point, float(there.min())), max(point, float(there.max()))
+    half = 0.0
+    if len(there) > 1:
+        half = NORMAL * float(there.std(ddof=1))
+    least = min(point, float(there.min()))
+    most = max(point, float(there.max()))
+
+    # A share: symmetric in the log-odds.
     if is_share(name, least, most) and 0 < point < 1:
-        log_odds, reach = math.log(point / (1 - point)), half / (point * (1 - point))
-        return (1 + math.tanh((log_odds - reach) / 2)) / 2, (
-            1 + math.tanh((log_odds + reach) / 2)
-        ) / 2
+        log_odds = math.log(point / (1 - point))
+        reach = half / (point * (1 - point))
+        return _share_at(log_odds - reach), _share_at(log_odds + reach)
+
+    # What is never negative: symmetric in the logarithm.
     if least > 0 and half < point:
-        return point * math.exp(-half / point), point * math.exp(half / point)
-    return max(point - half, 0.0) if least >= 0 else point - half, point + half
+        reach = half / point
+        return point * math.exp(-reach), point * math.exp(reach)
+
+    low = point - half
+    if least >= 0:
+        low = max(low, 0.0)
+    return low, point + half
+
+
+def _share_at(log_odds: float) -> float:
+    """The share with these log-odds, without overflow."""
+    return (1 + math.tanh(log_odds / 2)) / 2
 
 
 def _defined(values: np.ndarray) -> np.ndarray | None:
@@ -245,85 +270,112 @@ def read_draws(folder: Path) -> Draws | None:
     if not path.is_file():
         return None
     values, meta = load_arrays(path)
+    if not _are_draws(values, meta):
+        raise PayloadError(
+            "damaged_file",
+            f"{path} does not hold draws by participant; copy it again from where it ran",
+        )
+    names, samples, draws = (tuple(meta[key]) for key in FACTS)
+    return Draws(names, samples, draws, values)
+
+
+def _are_draws(values: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> bool:
+    """Whether a file's arrays and metadata are those of draws by participant."""
     names, samples, draws = (meta.get(key, []) for key in FACTS)
-    checks = (
-        schema.list_of(schema.text, 1),
-        schema.list_of(schema.number),
-        schema.list_of(schema.count),
-    )
-    sound = all(check(fact) for check, fact in zip(checks, (names, samples, draws)))
-    sound = (
-        sound
-        and len({*names}) == len(names) == len(samples) == len(draws)
-        and all(0 < n < np.inf for n in samples)
-    )
+    if not schema.list_of(schema.text, 1)(names):
+        return False
+    if not schema.list_of(schema.number)(samples):
+        return False
+    if not schema.list_of(schema.count)(draws):
+        return False
+    if not len(set(names)) == len(names) == len(samples) == len(draws):
+        return False
+    if not all(0 < count < np.inf for count in samples):
+        return False
     shapes = {array.shape for array in values.values()}
-    sound = (
-        sound
-        and len(shapes) == 1
-        and all(len(shape) == 2 and shape[0] == len(names) for shape in shapes)
+    if len(shapes) != 1:
+        return False
+    (shape,) = shapes
+    if len(shape) != 2 or shape[0] != len(names):
+        return False
+    return all(
+        array.dtype == np.float64 and not np.isinf(array).any()
+        for array in values.values()
     )
-    if not sound or any(
-        array.dtype != np.float64 or np.isinf(array).any() for array in values.values()
-    ):
-        reason = f"{path} does not hold draws by participant; copy it again from where it ran"
-        raise PayloadError("damaged_file", reason)
-    return Draws(tuple(names), tuple(samples), tuple(draws), values)
 
 
 def paired_difference(run: Run, other: Run, metric: str) -> Difference:
     """By how much a run is better or worse than another one on the same participants, paired draw by draw.
 
     Both runs drew the same rows of each test split, so that what they have in common cancels out: the interval is
-    narrower than those of the two runs suggest. ``metric`` is a measure that both report, such as ``accuracy``.
+    narrower than those of the two runs suggest.
+
+    Args:
+        run: the run.
+        other: the run from which it differs.
+        metric: a measure that both report, such as ``accuracy``.
 
     Raises:
         ConfigError: the two cannot be paired; it says why.
         PayloadError: a file of draws is damaged.
     """
     key = metric if metric.startswith("served_") else f"served_{metric}"
-    points, draws = [side.values(key) for side in (run, other)], list[Draws]()
-    for side in (run, other):
-        drawn = read_draws(side.folder)
-        if drawn is None or key not in drawn.values:
-            way_out = "run it with training's bootstrap, such as 200"
-            raise ConfigError(f"{side.folder} has no draws of {metric!r}; {way_out}")
-        draws.append(drawn)
+    points = run.values(key)
+    points_of_other = other.values(key)
+    drawn = _find_draws(run, key, metric)
+    drawn_of_other = _find_draws(other, key, metric)
     where = f"{run.folder} and {other.folder} cannot be paired"
-    facts = [
-        {
-            "participants who report it": sorted(reported),
-            "participants with draws": sorted(drawn.participants),
-            "numbers of draws": drawn.values[key].shape[1],
-            "training samples": dict(zip(drawn.participants, drawn.samples)),
-            "draws": dict(zip(drawn.participants, drawn.draws)),
-        }
-        for reported, drawn in zip(points, draws)
-    ]
-    for what, fact in facts[0].items():
-        differ = f"{where}: their {what} differ; compare runs of one seed on the same test splits"
-        require(fact == facts[1][what], differ)
-    names = list(points[0])
-    lacking = sorted({*names} - {*draws[0].participants})
+    facts = _describe_draws(points, drawn, key)
+    facts_of_other = _describe_draws(points_of_other, drawn_of_other, key)
+    for what, fact in facts.items():
+        require(
+            fact == facts_of_other[what],
+            f"{where}: their {what} differ; compare runs of one seed on the same test splits",
+        )
+    names = list(points)
+    lacking = sorted({*names} - {*drawn.participants})
     require(
         bool(names) and not lacking,
         f"{where}: {lacking[:3]} sent no draws; compare another metric",
     )
-    rows = [[drawn.participants.index(name) for name in names] for drawn in draws]
-    weights = np.array(draws[0].samples, np.float64)[rows[0]]
-    apart = draws[0].values[key][rows[0]] - draws[1].values[key][rows[1]]
-    gaps = {name: points[0][name] - points[1][name] for name in names}
-    mean, ends = weighted(apart, weights), [middle(row) for row in apart]
-    over_all = None if mean is None else middle(mean)
-    by_participant = {
-        name: (gaps[name], *pair) for name, pair in zip(names, ends) if pair is not None
-    }
-    if over_all is None:
+
+    weights = drawn.weights_of(names)
+    apart = drawn.rows_of(key, names) - drawn_of_other.rows_of(key, names)
+    gaps = {name: points[name] - points_of_other[name] for name in names}
+    mean = weighted(apart, weights)
+    ends = None if mean is None else middle(mean)
+    if ends is None:
         reason = f"{metric!r} is not defined on half of most participants' draws"
         raise ConfigError(f"{where}: {reason}; compare another metric")
-    return Difference(
-        float(np.average([*gaps.values()], weights=weights)), *over_all, by_participant
-    )
+    by_participant = {}
+    for name, row in zip(names, apart):
+        pair = middle(row)
+        if pair is not None:
+            by_participant[name] = (gaps[name], *pair)
+    gap = float(np.average([*gaps.values()], weights=weights))
+    return Difference(gap, *ends, by_participant)
+
+
+def _find_draws(run: Run, key: str, metric: str) -> Draws:
+    """A run's draws; a ConfigError if it has none of the metric."""
+    drawn = read_draws(run.folder)
+    if drawn is None or key not in drawn.values:
+        way_out = "run it with training's bootstrap, such as 200"
+        raise ConfigError(f"{run.folder} has no draws of {metric!r}; {way_out}")
+    return drawn
+
+
+def _describe_draws(
+    points: Mapping[str, float], drawn: Draws, key: str
+) -> dict[str, Any]:
+    """The facts in which two runs have to agree to be paired, by their names in an error."""
+    return {
+        "participants who report it": sorted(points),
+        "participants with draws": sorted(drawn.participants),
+        "numbers of draws": drawn.values[key].shape[1],
+        "training samples": dict(zip(drawn.participants, drawn.samples)),
+        "draws": dict(zip(drawn.participants, drawn.draws)),
+    }
 
 
 def told_apart(
@@ -342,21 +394,16 @@ def told_apart(
     if any(name not in intervals or len({*intervals[name]}) < 2 for name in values):
         return None, None
     order = metric.worst_first(values.items())
-    worst, best = order[0][0], order[-1][0]
+    worst = order[0][0]
+    best = order[-1][0]
     low, high = (worst, best) if metric.mode == "max" else (best, worst)
-    lowest = (
-        low
-        if all(intervals[low][1] < intervals[name][0] for name in values if name != low)
-        else None
-    )
-    highest = (
-        high
-        if all(
-            intervals[high][0] > intervals[name][1] for name in values if name != high
-        )
-        else None
-    )
-    return (lowest, highest) if metric.mode == "max" else (highest, lowest)
+    others_begin = min(intervals[name][0] for name in values if name != low)
+    others_end = max(intervals[name][1] for name in values if name != high)
+    lowest = low if intervals[low][1] < others_begin else None
+    highest = high if intervals[high][0] > others_end else None
+    if metric.mode == "max":
+        return lowest, highest
+    return highest, lowest
 
 
 def worst_tenth(
@@ -368,26 +415,31 @@ def worst_tenth(
     another tenth is the worst, and its mean is worse than the tenth's of the splits. Towards the others, the interval
     reaches twice that further.
     """
-    drawn = zip(draws.participants, map(filled, draws.values.get(key, ())))
-    rows = {name: row for name, row in drawn if row is not None}
+    rows = {}
+    for name, values in zip(draws.participants, draws.values.get(key, ())):
+        row = filled(values)
+        if row is not None:
+            rows[name] = row
     if not points or not points.keys() <= rows.keys():
         return None
-    order = [name for name, _ in metric.worst_first(points.items())]
-    tenth = order[: -(-len(order) // 10)]
-    values = np.stack([rows[name] for name in order])
+
+    worst_first = [name for name, _ in metric.worst_first(points.items())]
+    count = math.ceil(len(worst_first) / 10)
+    mean = float(np.mean([points[name] for name in worst_first[:count]]))
+
+    # Turned so that less is worse, whichever end of the metric is best.
     sign = 1 if metric.mode == "max" else -1
-    mean = float(np.mean([points[name] for name in tenth]))
-    bias = (
-        float((sign * np.sort(sign * values, axis=0)[: len(tenth)].mean(axis=0)).mean())
-        - mean
-    )
-    half = NORMAL * float(values[: len(tenth)].mean(axis=0).std(ddof=1))
-    away, towards = (
-        mean - sign * half,
-        mean + sign * half - 2 * sign * min(0.0, sign * bias),
-    )
+    values = np.stack([rows[name] for name in worst_first])
+    turned = np.sort(sign * values, axis=0)
+    bias = float(turned[:count].mean(axis=0).mean()) - sign * mean
+    half = NORMAL * float(values[:count].mean(axis=0).std(ddof=1))
+    away = mean - sign * half
+    towards = mean + sign * half - 2 * sign * min(0.0, bias)
+
     least = 0.0 if values.min() >= 0 else -np.inf
-    most = 1.0 if is_share(metric.name, values.min(), values.max()) else np.inf
+    most = np.inf
+    if is_share(metric.name, values.min(), values.max()):
+        most = 1.0
     low, high = np.clip(sorted((away, towards)), least, most).tolist()
     return mean, (low, high)
 
