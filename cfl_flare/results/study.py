@@ -250,9 +250,12 @@ class Verdict:
         return lines
 
     def _warn_of_prevalence(self) -> list[str]:
-        """That the model is not clearly better than the prevalence, if it is not."""
+        """That the model is not clearly better than the prevalence, if it is not.
+
+        A gain that matters is no reason to warn: with few hospitals, hardly any is clear.
+        """
         comparison = self.compared.get((self.chosen.name, PREVALENCE))
-        if comparison is None or comparison.low > 0:
+        if comparison is None or comparison.low > 0 or comparison.gain > self.margin:
             return []
         numbers = self._numbers(comparison)
         same = "the same prediction for everyone, by the prevalence alone"

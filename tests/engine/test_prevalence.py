@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prevalence as a candidate of a study: by hand, from its samples to the first sentence of the verdict."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -59,6 +61,9 @@ def test_a_verdict_begins_with_a_model_that_is_no_better():
     verdict = decide(measured, measured, entrants, 4, "loss", "min")
     assert verdict.chosen.name == "fedavg"  # never the prevalence itself
     assert verdict.sentences()[0].startswith("Use none of these models yet: fedavg is not clearly better than the same")
+    few = {name: dict(list(hospitals.items())[:2]) for name, hospitals in measured.items()}
+    few["fedavg"] = {name: replace(at, value=value) for (name, at), value in zip(few["fedavg"].items(), (0.1, 0.5))}
+    assert not decide(few, few, entrants, 4, "loss", "min").sentences()[0].startswith("Use none")  # by 0.3, unclear
     better = {**measured, "fedavg": measure(0.5)}
     sentences = decide(better, better, entrants, 4, "loss", "min").sentences()
     assert sentences[0].startswith("Do not cluster") and any("by the prevalence alone: loss" in s for s in sentences)

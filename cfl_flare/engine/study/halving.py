@@ -256,12 +256,17 @@ class Study:
     def _judge(self, candidate: Candidate, rounds: int, validated: Measured) -> None:
         """Measures a candidate on test samples, if it never was better on validation samples."""
         earlier = self.journal.judged.get(candidate.name)
-        if earlier is not None:
-            gain = difference(validated, earlier.validated, self._mode).gain
-            if gain <= 0:
-                return
+        if earlier is not None and not self._is_better(validated, earlier.validated):
+            return
         tested = self.trainer.measured(candidate, rounds, TEST)
         self.journal.judged[candidate.name] = Judged(rounds, validated, tested)
+
+    def _is_better(self, measured: Measured, reference: Measured) -> bool:
+        """Whether the hospitals that measured both have better numbers. Without any, the reference stays."""
+        try:
+            return difference(measured, reference, self._mode).gain > 0
+        except ConfigError:
+            return False
 
     def _best_private(self, measured: Mapping[str, Measured]) -> Candidate | None:
         """The best number of clusters so far with private layers."""
@@ -364,8 +369,9 @@ class Study:
                 if candidate.family == family and candidate.name in known
             )
             for other in others:
-                here, there = known[other.name].validated, known[best.name].validated
-                if difference(here, there, self._mode).gain > 0:
+                if self._is_better(
+                    known[other.name].validated, known[best.name].validated
+                ):
                     best = other
             chosen[family if family == ALONE else best.name] = best
         return chosen
