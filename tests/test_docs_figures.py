@@ -17,7 +17,7 @@ import verdicts
 from common import Cell, add_cells
 
 ROOT = cited.ROOT
-PAGES = [path for path in cited.DOCUMENTS if path.name != "study.md"]  # its figures are being moved
+PAGES = cited.DOCUMENTS
 
 
 def name_page(path: Path) -> str:
