@@ -19,8 +19,12 @@ import pytest
 from cfl_flare import extensions
 from cfl_flare.cli import main
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.data import Digits
 from cfl_flare.engine.observers import Observer, list_answering
+from cfl_flare.engine.plan import RunPlan
 from cfl_flare.extensions import Extension, list_extensions, sort_by_need
+from cfl_flare.models import MLP
+from cfl_flare.training.settings import TrainSettings
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = sorted(
@@ -143,19 +147,62 @@ WORDS = ["run", "--loop", "--participants", "4", "--partition", "iid", "--rounds
 
 def test_the_page_s_extension_is_short(example):
     lines = [line for line in example.splitlines() if line.strip()]
-    assert len(lines) <= 40
+    assert len(lines) <= 45
 
 
 def test_the_page_s_extension_measures_and_has_a_column(example, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     out = tmp_path / "out"
-    assert main([*WORDS, "--out", str(out)]) == 0
+    assert main([*WORDS, "--confidence-threshold", "0.3", "--out", str(out)]) == 0
     summary = json.loads((out / "fedavg" / "summary.json").read_text())
-    assert 0.1 < summary["confidence"] <= 1  # of ten classes, the largest probability is at least a tenth
+    assert summary["training"]["extensions"] == {"confidence": {"threshold": 0.3}}
+    assert 0.1 < summary["confidence"] < 1
     printed = capfd.readouterr().out
     (head,) = [line.split() for line in printed.splitlines() if line.startswith("method ")]
     row = [line for line in printed.splitlines() if line.startswith("fedavg ")][-1]  # after the progress bars
     assert "confidence" in head and f"{summary['confidence']:.3f}" in row
+
+
+@pytest.mark.parametrize(("threshold", "share"), [("0", 1), ("1", 0)])
+def test_the_page_s_setting_reaches_the_sites(example, threshold, share, tmp_path):
+    out = tmp_path / "out"
+    assert main([*WORDS, "--confidence-threshold", threshold, "--out", str(out)]) == 0
+    assert json.loads((out / "fedavg" / "summary.json").read_text())["confidence"] == share
+
+
+def test_an_extension_s_setting_has_bounds(example, tmp_path, capsys):
+    assert main([*WORDS, "--confidence-threshold", "2", "--out", str(tmp_path / "out")]) == 2
+    assert "training: extensions: confidence: threshold = 2.0 should be in [0, 1]" in capsys.readouterr().err
+
+
+def test_an_extension_s_setting_is_repeated(example, tmp_path):
+    out = tmp_path / "out"
+    assert main([*WORDS, "--confidence-threshold", "0.3", "--out", str(out)]) == 0
+    text = (out / "run.toml").read_text()
+    assert "confidence_threshold = 0.3" in text
+    assert main(["run", "--config", str(out / "run.toml"), "--out", str(tmp_path / "again")]) == 0
+    both = [json.loads((path / "fedavg" / "summary.json").read_text()) for path in (out, tmp_path / "again")]
+    assert both[0]["confidence"] == both[1]["confidence"]
+
+
+RECIPE = {"method": "fedavg", "model": MLP((1, 8, 8), 10), "data": Digits(), "num_rounds": 1, "min_clients": 2}
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (
+            {"confidence": {}},
+            "training: extensions names 'confidence', which is not installed here; install",
+        ),
+        ({"report": {}}, "training: extensions: report has no settings; leave it out"),
+    ],
+)
+def test_a_missing_extension_s_setting_is_refused(asked, says, tmp_path):
+    with pytest.raises(ConfigError, match=says):
+        TrainSettings(extensions=asked)
+    with pytest.raises(ConfigError, match=says):
+        RunPlan.of(**RECIPE, training={"extensions": asked})
 
 
 def test_with_dp_a_site_answers_no_extension(example, tmp_path):

@@ -14,10 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from cfl_flare.cli import options
-from cfl_flare.cli.options import SITE_DATA, Parser, add_settings, given, split_method
+from cfl_flare.cli.options import (
+    SITE_DATA,
+    Parser,
+    add_extension_settings,
+    add_settings,
+    given,
+    split_method,
+)
 from cfl_flare.cli.specs import (
     build_named,
     check_out,
+    given_training,
     model_of_job,
     read_source,
     site_names,
@@ -163,7 +171,9 @@ def add_export_options(command: Parser) -> None:
         num_rounds=20,
         min_clients=2,
     )
-    add_settings(command.add_argument_group("local training"), TrainSettings, lr=LR)
+    training = command.add_argument_group("local training")
+    add_settings(training, TrainSettings, lr=LR)
+    add_extension_settings(training)
     script = command.add_argument_group(
         "a training script of FLARE's Client API, for --data and local training"
     )
@@ -186,11 +196,11 @@ def export(arguments: argparse.Namespace) -> None:
     check_out(folder)
     source, training = (
         read_source(arguments.data, here=simulated),
-        TrainSettings(**given(arguments, TrainSettings)),
+        TrainSettings(**given_training(arguments)),
     )
     settings: dict[str, Any] = {
         "data": source,
-        "training": given(arguments, TrainSettings),
+        "training": given_training(arguments),
     }
     if (
         arguments.train_script is not None

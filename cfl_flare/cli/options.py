@@ -19,6 +19,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.files import atomic_write, read_text
 from cfl_flare.core.settings import Setting, settings_of
 from cfl_flare.core.text import plain
+from cfl_flare.extensions import Extension, list_extensions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -270,6 +271,36 @@ def add_settings(
         default = argparse.SUPPRESS if optional else default
         action = group.add_argument(option, dest=name, default=default, **_read(known))
         action.help = text  # some versions of argparse would add the default of an option with --no-...
+
+
+def add_extension_settings(group: Any) -> None:
+    """Add an option ``--NAME-SETTING`` for each setting of each extension to a group."""
+    for extension in list_extensions():
+        for name, known in list_extension_settings(extension).items():
+            option = f"--{extension.name}-{name}".replace("_", "-")
+            dest = f"{extension.name}_{name}"
+            read = _read(known)
+            action = group.add_argument(
+                option, dest=dest, default=known.default, **read
+            )
+            action.help = f"{known.help} ({known.default})"
+
+
+def list_extension_settings(extension: Extension) -> dict[str, Setting]:
+    """List an extension's settings by name; none if it has no class of settings."""
+    settings = extension.get_settings()
+    return {} if settings is None else settings_of(settings)
+
+
+def given_to_extensions(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Collect the extensions' settings that differ from their defaults, by extension and name."""
+    values: dict[str, dict[str, Any]] = {}
+    for extension in list_extensions():
+        for name, known in list_extension_settings(extension).items():
+            value = getattr(arguments, f"{extension.name}_{name}", known.default)
+            if value != known.default:
+                values.setdefault(extension.name, {})[name] = value
+    return values
 
 
 def _read(known: Setting) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def add_run_options(command: Parser) -> None:
     )
     training = command.add_argument_group("local training")
     add_settings(training, TrainSettings, derived=options.TRAINED_AS, **options.TRAINED)
+    options.add_extension_settings(training)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
-from cfl_flare.cli.options import SIMULATED, TRAINED, given, say, write_config
+from cfl_flare.cli.options import (
+    SIMULATED,
+    TRAINED,
+    given,
+    given_to_extensions,
+    say,
+    write_config,
+)
 from cfl_flare.core.config import build, from_dict, parse_spec, require
 from cfl_flare.core.errors import ConfigError, DataError
 from cfl_flare.core.files import read_json
@@ -105,9 +112,18 @@ def usual_partition(source: DataSource) -> Mapping[str, Any] | str:
     return OF_OWN_DATA
 
 
+def given_training(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Collect the settings of training, among them those of extensions that differ from their defaults."""
+    settings = given(arguments, TrainSettings)
+    of_extensions = given_to_extensions(arguments)
+    if of_extensions:
+        settings["extensions"] = of_extensions
+    return settings
+
+
 def training_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings of `TrainSettings`, without those that follow from the task."""
-    settings = given(arguments, TrainSettings)
+    settings = given_training(arguments)
     return {
         name: value
         for name, value in settings.items()

@@ -75,6 +75,7 @@ def add_study_options(command: Parser) -> None:
     add_settings(execution, ServerSettings, SiteSettings, without=unused, num_rounds=20)
     training = command.add_argument_group("local training")
     add_settings(training, TrainSettings, derived=options.TRAINED_AS, **options.TRAINED)
+    options.add_extension_settings(training)
     job = command.add_argument_group(
         "as one job for real sites, which is written and not run"
     )

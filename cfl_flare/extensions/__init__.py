@@ -21,8 +21,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cfl_flare.core.config import one_line, require
+from cfl_flare.core.config import from_dict, one_line, require
 from cfl_flare.core.errors import ConfigError
+from cfl_flare.core.settings import check_settings
+from cfl_flare.core.text import shown
 
 if TYPE_CHECKING:
     from cfl_flare.cli.options import Parser
@@ -81,6 +83,17 @@ class Extension:
     name: ClassVar[str]
     requires: ClassVar[Sequence[str]] = ()
     commands: ClassVar[Mapping[str, Command]] = {}
+
+    def get_settings(self) -> type | None:
+        """Get the extension's settings: a frozen dataclass whose fields are made by `cfl_flare.core.settings.setting`.
+
+        Each is an option of ``run``, ``study`` and ``export``: ``--NAME-SETTING``. In a job they are the dictionary
+        ``training["extensions"][NAME]``, which server and sites read by `TrainSettings.read_extension`.
+
+        Returns:
+            The class; None without settings.
+        """
+        return None
 
     def extend_command(self, name: str, command: Parser) -> None:
         """Add options to a command of another room, or wrap its function.
@@ -187,6 +200,32 @@ def sort_by_need(extensions: Mapping[str, Extension]) -> Sequence[Extension]:
     for name in extensions:
         place(name, ())
     return tuple(ordered.values())
+
+
+def read_settings(name: str, values: Mapping[str, Any], where: str) -> Any:
+    """Read an extension's settings from a job's dictionary.
+
+    Args:
+        name: of the extension.
+        values: by setting.
+        where: the place in the job, for messages.
+
+    Returns:
+        The extension's dataclass of settings.
+
+    Raises:
+        ConfigError: the extension is not installed, has no settings, or a setting is invalid.
+    """
+    place = f"{where}: extensions"
+    installed = {extension.name: extension for extension in list_extensions()}
+    missing = f"{place} names {shown(name)}, which is not installed here"
+    require(name in installed, f"{missing}; install the extension, or leave it out")
+    settings = installed[name].get_settings()
+    if settings is None:
+        raise ConfigError(f"{place}: {name} has no settings; leave it out")
+    instance = from_dict(settings, values, f"{place}: {name}")
+    check_settings(instance, f"{place}: {name}")
+    return instance
 
 
 def list_commands() -> dict[str, Command]:

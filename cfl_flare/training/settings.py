@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cfl_flare.core.config import as_spec, from_dict, parse_spec, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.settings import Bounds, check_settings, setting, settings_of
+from cfl_flare.extensions import read_settings
 from cfl_flare.training.privacy import DPSettings
 from cfl_flare.training.transforms import check_augment
 
@@ -41,6 +42,9 @@ class TrainSettings:
 
     Models stay float32 with any ``precision``; ``bfloat16`` is meant for processors with instructions for it (AVX-512
     BF16, AMX, recent GPUs), and was slower on one without.
+
+    Attributes:
+        extensions: settings of extensions, by the extension's name: ``{"confidence": {"threshold": 0.8}}``
     """
 
     lr: float = setting(
@@ -160,8 +164,13 @@ class TrainSettings:
         help="differential privacy of each patient: epsilon=3,delta=1e-5, and on request max_grad_norm, "
         "noise_multiplier, max_loss",
     )
+    extensions: Mapping[str, Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
+        if self.extensions is not None:
+            names = list(self.extensions)
+            built = {name: asdict(self.read_extension(name)) for name in names}
+            object.__setattr__(self, "extensions", built)
         if self.dp is not None:
             object.__setattr__(self, "dp", asdict(_dp_of(self.dp)))
         object.__setattr__(self, "lr_milestones", tuple(self.lr_milestones))
@@ -213,6 +222,21 @@ class TrainSettings:
             require(fits_in, f"training: lr_warmup = {self.lr_warmup} {left}; lower it")
         else:
             self._only("lr_rounds", "lr_end", of="lr_schedule = 'cosine'")
+
+    def read_extension(self, name: str) -> Any:
+        """Read an extension's settings, with its defaults if the job gives it none.
+
+        Args:
+            name: of the extension.
+
+        Returns:
+            The extension's dataclass of settings.
+
+        Raises:
+            ConfigError: the extension is not installed, has no settings, or a setting is invalid.
+        """
+        given = self.extensions or {}
+        return read_settings(name, given.get(name, {}), "training")
 
     def built_task(
         self, authorize: Callable[[str], None] | None = None
