@@ -303,7 +303,7 @@ def copy_house(folder: Path, names: Collection[str] = ()) -> House:
     """Copy the package without these extensions, their tests, and those that require them."""
     deleted = list_deleted(names)
     skip = shutil.ignore_patterns("__pycache__", "*.pyc", "*.safetensors", "images")
-    for part in ("cfl_flare", "tests", "tools", "docs", "benchmarks", "examples"):
+    for part in ("cfl_flare", "tests", "tools", "docs", "benchmarks", "examples", "job_templates"):
         shutil.copytree(ROOT / part, folder / part, ignore=skip)
     for file in ("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"):
         shutil.copy(ROOT / file, folder / file)

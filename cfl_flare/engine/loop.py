@@ -114,7 +114,7 @@ def run_loop(
         site.score_shape, runtime.task.link, settings.floor.sites, real=False
     )
     observers = [
-        *create_observers(ServerRun(training, settings, is_real=False)),
+        *create_observers(ServerRun(training, settings)),
         *observers_of(scored=scored, bootstrap=training.bootstrap),
         Membership(training.membership),
     ]

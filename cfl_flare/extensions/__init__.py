@@ -63,12 +63,10 @@ class ServerRun:
     Attributes:
         training: how participants train, and what they measure.
         settings: the run's schedule.
-        is_real: the sites are real, and no simulation.
     """
 
     training: TrainSettings
     settings: ServerSettings
-    is_real: bool
 
 
 class Extension:

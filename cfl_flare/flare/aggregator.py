@@ -209,8 +209,7 @@ class ClusteringAggregator(ModelAggregator):
         of_scores = (shape, task.link, settings.floor.sites)
         scored = None if shape is None else Scored.of(*of_scores, not simulated(fl_ctx))
         ranges = task.ranges(training.measures) if self.ranged else None
-        run = ServerRun(training, settings, not simulated(fl_ctx))
-        of_extensions = create_observers(run)
+        of_extensions = create_observers(ServerRun(training, settings))
         asking = observers_of(ranges, scored, training.bootstrap, start.drawn)
         equipment = replace(
             equipment,
