@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parents[1] / "cfl_flare"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A room may import those after it. ``__init__`` and ``client`` are what users import.
-ROOMS = ("__init__", "client", "cli", "flare", "report", "engine", "results", "methods", "training")
+ROOMS = ("__init__", "client", "cli", "testing", "flare", "report", "engine", "results", "methods", "training")
 LEAVES = ("clustering", "data", "models")
 CORE = "core"
 
