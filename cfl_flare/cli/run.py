@@ -23,7 +23,7 @@ from cfl_flare.data.classes import describe_classes
 from cfl_flare.data.columns import Columns
 from cfl_flare.data.numbering import renumber
 from cfl_flare.data.table import Table as PatientTable
-from cfl_flare.engine.newcomers import Finished, Newcomer, joining_rule
+from cfl_flare.engine.newcomers import Finished, Newcomer, describe_joining
 from cfl_flare.engine.plan import CONCERNS, RunPlan
 from cfl_flare.methods import METHODS, PENALTIES, Method
 from cfl_flare.models import MODELS
@@ -216,7 +216,7 @@ def onboard(arguments: argparse.Namespace) -> None:
     )
     path = run.save(newcomer, out)
     console = Console()
-    print_whole(console, newcomer_table(newcomer, joining_rule(run.method)))
+    print_whole(console, newcomer_table(newcomer, describe_joining(run.method)))
     say(console, f"model: {path}")
 
 

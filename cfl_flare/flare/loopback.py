@@ -32,7 +32,10 @@ def _serialize(message: Any) -> Any:
 
 
 def send_tasks(
-    tasks: Mapping[str, Task], models: Mapping[str, Params], number: int, layout: Layout
+    tasks: Mapping[str, Task],
+    models: Mapping[str, Params],
+    number: int,
+    layout: Layout,
 ) -> tuple[dict[str, Task], dict[str, Params]]:
     """Send a round's tasks and models as a server does.
 

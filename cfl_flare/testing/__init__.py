@@ -14,7 +14,10 @@ from cfl_flare.testing.promises import PROMISES, PromiseError
 __all__ = ["PROMISES", "PromiseError", "check_method"]
 
 
-def check_method(method: Method, promises: Sequence[str] = tuple(PROMISES)) -> None:
+def check_method(
+    method: Method,
+    promises: Sequence[str] = tuple(PROMISES),
+) -> None:
     """Check that a method keeps the promises of the contract.
 
     Each promise is played with six participants that have unequal numbers of

@@ -32,7 +32,12 @@ class PromiseError(CFLError, AssertionError):
     """A method breaks a promise of the contract."""
 
     @classmethod
-    def of(cls, promise: str, method: Method, reason: str) -> PromiseError:
+    def of(
+        cls,
+        promise: str,
+        method: Method,
+        reason: str,
+    ) -> PromiseError:
         """Build the error of a broken promise.
 
         Args:
@@ -47,7 +52,10 @@ class PromiseError(CFLError, AssertionError):
         return cls(f"{text}\nhint: read about {promise!r} in {PAGE}")
 
 
-def expect(kept: bool, reason: str) -> None:
+def expect(
+    kept: bool,
+    reason: str,
+) -> None:
     """Raise a PromiseError with a reason unless a condition is true.
 
     Args:
@@ -61,7 +69,11 @@ def expect(kept: bool, reason: str) -> None:
         raise PromiseError(reason)
 
 
-def differ(one: Params, other: Params, tolerance: float = 0.0) -> bool:
+def differ(
+    one: Params,
+    other: Params,
+    tolerance: float = 0.0,
+) -> bool:
     """Compare two models.
 
     Args:
@@ -78,7 +90,10 @@ def differ(one: Params, other: Params, tolerance: float = 0.0) -> bool:
 
 
 def expect_same_state(
-    found: ServerState, expected: ServerState, cause: str, tolerance: float = 0.0
+    found: ServerState,
+    expected: ServerState,
+    cause: str,
+    tolerance: float = 0.0,
 ) -> None:
     """Raise a PromiseError if two states differ.
 
@@ -151,7 +166,10 @@ def check_weights(method: Method) -> None:
             expect_stated_means(stage, before)
 
 
-def expect_stated_means(stage: Stage, before: ServerState) -> None:
+def expect_stated_means(
+    stage: Stage,
+    before: ServerState,
+) -> None:
     """Raise a PromiseError if a round's means are not those that `counts_in` states.
 
     Args:
@@ -195,7 +213,10 @@ def check_order(method: Method) -> None:
             return  # models that start by a cluster's number differ from here on
 
 
-def compare_renumbered(one: ServerState, other: ServerState) -> bool:
+def compare_renumbered(
+    one: ServerState,
+    other: ServerState,
+) -> bool:
     """Compare the models of two runs that may number their clusters differently.
 
     Args:
@@ -288,7 +309,11 @@ def check_late(method: Method) -> None:
     expect_valid_clusters(method, after)
 
 
-def expect_same_bank(found: ServerState, expected: ServerState, cause: str) -> None:
+def expect_same_bank(
+    found: ServerState,
+    expected: ServerState,
+    cause: str,
+) -> None:
     """Raise a PromiseError if the models of two states differ.
 
     Args:
@@ -306,17 +331,20 @@ def expect_same_bank(found: ServerState, expected: ServerState, cause: str) -> N
         )
 
 
-def expect_valid_clusters(method: Method, state: ServerState) -> None:
+def expect_valid_clusters(
+    method: Method,
+    state: ServerState,
+) -> None:
     """Raise a PromiseError if a participant is in a cluster that was never given out.
 
     Args:
-        method: the method, whose `clusters_in` has the number of clusters.
+        method: the method, whose `count_clusters` has the number of clusters.
         state: a state of its run.
 
     Raises:
         PromiseError: a cluster does not exist.
     """
-    count = method.clusters_in(state)
+    count = method.count_clusters(state)
     for name, cluster in state.assignment.items():
         expect(
             isinstance(cluster, int) and 0 <= cluster < count,
@@ -330,7 +358,8 @@ def check_one_cluster(method: Method) -> None:
     if not isinstance(getattr(method, "k", None), int) or "k" not in settings:
         return
     try:
-        single: Method = replace(method, **{"k": 1})
+        one_cluster: dict[str, Any] = {"k": 1}
+        single: Method = replace(method, **one_cluster)
     except ConfigError as error:
         expect("k = 1" in str(error), f"k = 1 is refused without naming it: {error}")
         return

@@ -24,11 +24,11 @@ from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.flare.loopback import send_results, send_tasks
 from cfl_flare.methods import Method, Participant, ServerState, Update
-from cfl_flare.methods.slots import with_parts
+from cfl_flare.methods.slots import add_parts
 from cfl_flare.methods.state import Predict
 from cfl_flare.models import MLP
 from cfl_flare.results.store import Checkpoint
-from cfl_flare.training.resident import untrained
+from cfl_flare.training.resident import build_untrained
 from cfl_flare.training.settings import TrainSettings
 
 FEATURES = 5
@@ -42,7 +42,11 @@ TRAINING = TrainSettings(lr=0.1, local_steps=2, batch_size=4)
 make_model = partial(MLP, [FEATURES], CLASSES, [4, 4, 4])
 
 
-def draw_samples(rng: np.random.Generator, count: int, group: int) -> Samples:
+def draw_samples(
+    rng: np.random.Generator,
+    count: int,
+    group: int,
+) -> Samples:
     """Draw samples whose labels follow the rule of a group.
 
     Args:
@@ -150,7 +154,7 @@ class Stage:
 
     def _start_state(self) -> ServerState:
         def build_initial(number: int) -> Params:
-            return untrained(make_model, 0, number).take(self.division.public)
+            return build_untrained(make_model, 0, number).take(self.division.public)
 
         return self.method.start(build_initial, list(self.site.hosted))
 
@@ -209,7 +213,7 @@ class Stage:
         number = self.state.round
         tasks = self.server.tasks()
         slots = [slot for task in tasks.values() for slot in task.needed]
-        models = with_parts(self.server.bank, slots)
+        models = add_parts(self.server.bank, slots)
         present = {name: tasks[name] for name in tasks if name not in absent}
         for result in self.carry_out(present, models, number):
             site = self.server.participants[result.participant].site
@@ -223,7 +227,10 @@ class Stage:
         return list(record.get("trained", []))
 
     def carry_out(
-        self, tasks: Mapping[str, Task], models: Mapping[str, Params], number: int
+        self,
+        tasks: Mapping[str, Task],
+        models: Mapping[str, Params],
+        number: int,
     ) -> list[Result]:
         """Carry out the tasks at the participants.
 
@@ -256,7 +263,9 @@ class Stage:
         return replace(result, update=replace(result.update, samples=samples))
 
     def _add_up(
-        self, results: Sequence[Result], models: Mapping[str, Params]
+        self,
+        results: Sequence[Result],
+        models: Mapping[str, Params],
     ) -> list[Result]:
         """Add up the results of each site."""
         by_site: dict[str, list[Result]] = {}
@@ -280,10 +289,10 @@ class Stage:
         self.site.add([data])
         sent = self.method.distribute(self.state, data.name)
         task = Task.of(sent, train=True, evaluate=False)
-        models = with_parts(self.state.bank, task.needed)
+        models = add_parts(self.state.bank, task.needed)
         (result,) = self.carry_out({data.name: task}, models, self.state.round)
         assert result.update is not None
-        main = next(iter(sent.expected(result.update.cluster)), None)
+        main = next(iter(sent.list_expected(result.update.cluster)), None)
         return replace(result.update, main=main)
 
 
@@ -291,7 +300,10 @@ class WiredStage(Stage):
     """A stage whose tasks and results go through FLARE's serialization."""
 
     def carry_out(
-        self, tasks: Mapping[str, Task], models: Mapping[str, Params], number: int
+        self,
+        tasks: Mapping[str, Task],
+        models: Mapping[str, Params],
+        number: int,
     ) -> list[Result]:
         """Send the tasks, carry them out, and send the results.
 

@@ -45,7 +45,7 @@ class PlainMean(FedAvg):
     """Declares averages_only, and averages without weights."""
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        models = [(state.trained(update), 1.0) for update in updates]
+        models = [(state.rebuild_model(update), 1.0) for update in updates]
         return state.after({GLOBAL: weighted_mean(models, otherwise=state.bank[GLOBAL])})
 
 
@@ -66,7 +66,7 @@ class TakesTheFirst(FedAvg):
         return replace(super().traits, averages_only=False)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        return state.after({GLOBAL: state.trained(updates[0])})
+        return state.after({GLOBAL: state.rebuild_model(updates[0])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class CountsRounds(FedAvg):
         return Download((GLOBAL if state.round == 0 else "mean",))
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        models = [(state.trained(update), self.weight(update)) for update in updates]
+        models = [(state.rebuild_model(update), self.weight(update)) for update in updates]
         return state.after({"mean": weighted_mean(models, otherwise=state.bank[GLOBAL])})
 
 
@@ -112,7 +112,7 @@ class AlwaysTwo(WeCFL):
     def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
         return {update.participant: int(update.participant[1:]) % 2 for update in updates}
 
-    def clusters_in(self, state: ServerState) -> int:
+    def count_clusters(self, state: ServerState) -> int:
         return 2
 
 
@@ -121,7 +121,7 @@ class RemembersItself(FedAvg):
     """Keeps a sum over rounds on the method, where no checkpoint sees it."""
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
-        mean = self.means(state, updates)[GLOBAL]
+        mean = self.compute_means(state, updates)[GLOBAL]
         last = getattr(self, "_last", mean)
         object.__setattr__(self, "_last", mean)
         return state.after({GLOBAL: weighted_mean([(mean, 1.0), (last, 1.0)], otherwise=mean)})
@@ -158,7 +158,7 @@ class KeepsTheFirst(FedAvg):
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         by_name = {update.participant: update for update in updates}
         first = by_name["p0"] if "p0" in by_name else updates[0]
-        return state.after({**self.means(state, updates), "first": state.trained(first)})
+        return state.after({**self.compute_means(state, updates), "first": state.rebuild_model(first)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,10 +40,10 @@ from cfl_flare.methods import Update, describe_method
 from cfl_flare.methods.clove import LOSSES
 from cfl_flare.methods.slots import (
     HAS_CENTRES,
-    by_number,
+    add_parts,
     cluster_slot,
-    travelling,
-    with_parts,
+    list_travelling,
+    sort_by_number,
 )
 from cfl_flare.results.metric_names import best_end
 
@@ -333,7 +333,7 @@ class Scripts:
         ) -> None:
             task, samples = tasks[name], self._server.participants[name].samples
             losses = np.array(
-                [self._assign.loss(values[slot]) for slot in by_number(values)],
+                [self._assign.loss(values[slot]) for slot in sort_by_number(values)],
                 np.float32,
             )
             served = (
@@ -427,9 +427,9 @@ class Scripts:
             if ready or not p.of_clusters
         ]
         slots = list(dict.fromkeys(slot for slots in needed for slot in slots))
-        others = with_parts(
+        others = add_parts(
             server.state.bank,
-            [slot for slot in travelling([trained, *slots]) if slot != trained],
+            [slot for slot in list_travelling([trained, *slots]) if slot != trained],
         )
         content = {
             "own": trained,
