@@ -343,7 +343,7 @@ class FedCUAU(Method):
             learner: the participant's data, random streams and memory.
             download: the models that the participant was sent.
         """
-        # Lines 20-22: the base's step on the shared layers with the copy of CC.
+        # Line 21: the base's step on the shared layers with the copy of CC.
         view = _stage_two(learner)
         *copies, last = download.slots[2:]
         update = self.inner.local_update(view, self._composed(learner, download, last))
