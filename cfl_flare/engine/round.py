@@ -285,5 +285,5 @@ class Spool:
 class Stored(Mapped):
     """Updates of a spool; what is in memory of them is read from no disk."""
 
-    def read_heads(self) -> Iterator[Update]:
+    def heads(self) -> Iterator[Update]:
         return (self._updates[place] for place in self._places)

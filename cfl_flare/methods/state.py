@@ -216,7 +216,7 @@ class Mapped(Sequence[Update]):
     def __iter__(self) -> Iterator[Update]:
         return (self._function(self._updates[place]) for place in self._places)
 
-    def read_heads(self) -> Iterator[Update]:
+    def heads(self) -> Iterator[Update]:
         places = set(self._places)
         for place, update in enumerate(read_heads(self._updates)):
             if place in places:

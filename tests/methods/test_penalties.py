@@ -559,7 +559,7 @@ BAD = {
         *[({"mu": v}, f"mu = {v!r} should be >= 0") for v in (-0.1, NAN, INF, -INF, -1)],
         *[({"mu": v}, f"mu = {v!r} should be float, not ") for v in ("0.5", True, None, [0.5])],
         ({"scope": "tail"}, "scope = 'tail' should be one of 'all', 'fc', 'head', 'backbone'"),
-        ({"scope": ["head"]}, "scope = ['head'] should be str, not list"),
+        ({"scope": ["head"]}, "scope = ['head'] should be one of 'all', "),
         ({"scope": None}, "scope = None should be str, not NoneType"),
         ({"lam": 1}, "unknown setting 'lam'; it has: scope, mu"),
     ],
@@ -569,7 +569,7 @@ BAD = {
         *[({"tau": v}, f"tau = {v!r} should be > 0") for v in (0, 0.0, -1.0, NAN, INF)],
         *[({"tau": v}, f"tau = {v!r} should be float, not ") for v in ("1", True, None)],
         ({"on": "logits"}, "on = 'logits' should be 'parameters' or 'representations'"),
-        ({"on": 1}, "on = 1 should be str, not int"),
+        ({"on": 1}, "on = 1 should be 'parameters' or 'representations'"),
         ({"scope": "neck"}, "scope = 'neck' should be one of"),
         *[
             (
@@ -579,7 +579,7 @@ BAD = {
             for scope in ("head", "backbone", "fc")
         ],
         ({"on": "representations", "mode": "eval"}, "mode = 'eval' should be 'evaluation' or 'training'"),
-        ({"mode": True}, "mode = True should be str, not bool"),
+        ({"mode": True}, "mode = True should be 'evaluation' or 'training'"),
         (
             {"mode": "training"},
             "mode = 'training' does not go with on = 'parameters', which have no mode; leave it out",
