@@ -134,7 +134,7 @@ def _count_clusters(
 
     # Only numbers count whose clusters come back in draws of the points.
     labels = cut_tree(tree, range(1, most + 1)).T
-    stability = _stability(labels, draws)
+    stability = _measure_stability(labels, draws)
     stable = stability >= STABLE
     k = _choose_number(gap, spread, stable)
 
@@ -145,7 +145,7 @@ def _count_clusters(
         _choose_number(gap_drawn, spread_drawn, considered) for gap_drawn in gaps_drawn
     ]
     if k == 1 and gap.max() > 0 and np.mean(np.array(numbers) > 1) >= AGREEING:
-        median = _quantile(numbers, 0.5)
+        median = _find_quantile(numbers, 0.5)
         if deviations[median - 1] >= CLEAR:
             k = median
     return ClusterCount(
@@ -154,8 +154,11 @@ def _count_clusters(
         deviations=tuple(deviations.tolist()),
         stability=tuple(stability.tolist()),
         draws=tuple(numbers),
-        k_set=(min(_quantile(numbers, 0.05), k), max(_quantile(numbers, 0.95), k)),
-        steadiness=_steadiness(labels[k - 1], draws),
+        k_set=(
+            min(_find_quantile(numbers, 0.05), k),
+            max(_find_quantile(numbers, 0.95), k),
+        ),
+        steadiness=_measure_steadiness(labels[k - 1], draws),
     )
 
 
@@ -200,14 +203,14 @@ def _disperse_references(
     from scipy.cluster.hierarchy import linkage
 
     dispersions = []
-    for reference in _references(points, references, seed):
+    for reference in _draw_references(points, references, seed):
         whole = _dispersion(linkage(reference, "ward"), most)
         drawn = _dispersion(linkage(reference[:size], "ward"), most)
         dispersions.append([whole, drawn])
     return np.array(dispersions)
 
 
-def _quantile(
+def _find_quantile(
     numbers: Sequence[int],
     share: float,
 ) -> int:
@@ -357,7 +360,7 @@ def _choose_number(
     return 2 + int(np.argmax(good_enough))
 
 
-def _stability(
+def _measure_stability(
     labels: np.ndarray,
     draws: Sequence[Draw],
 ) -> np.ndarray:
@@ -386,7 +389,7 @@ def _stability(
     return np.array(worst)
 
 
-def _steadiness(
+def _measure_steadiness(
     labels: np.ndarray,
     draws: Sequence[Draw],
 ) -> tuple[float, ...]:
@@ -457,7 +460,7 @@ def _scaled(
     return np.asarray(products * factors * factors[:, None])
 
 
-def _references(
+def _draw_references(
     points: np.ndarray,
     count: int,
     seed: int,
