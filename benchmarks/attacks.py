@@ -34,8 +34,8 @@ from cfl_flare.engine.loop import model_factory
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result, Task
-from cfl_flare.methods.slots import cluster_slot, with_parts
-from cfl_flare.training.ensemble import Served, combined
+from cfl_flare.methods.slots import add_parts, cluster_slot
+from cfl_flare.training.ensemble import Served, combine_outputs
 from cfl_flare.training.settings import TrainSettings
 
 HOSPITALS, CLASSES, TARGET = 12, 8, 0
@@ -216,7 +216,7 @@ def run(cell: Cell) -> dict[str, Any]:
     rejected: set[str] = set()
     while not server.finished:
         number, tasks = server.state.round, server.tasks()
-        models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
+        models = add_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
         results = []
         for name, task in tasks.items():
             try:
@@ -259,7 +259,7 @@ def _measured(
 ) -> dict[str, Any]:
     sent = {name: server.method.distribute(server.state, name) for name in server.participants}
     tasks = {name: Task.of(download, False, True) for name, download in sent.items()}
-    models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
+    models = add_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
     accuracies: dict[str, float] = {}
     hit = tried = majority = 0
     for name, task in tasks.items():
@@ -297,7 +297,7 @@ def _measured(
 def labels_of(site: Site, served: Served, x: torch.Tensor) -> np.ndarray:
     """What a served model says of images."""
     with torch.no_grad():
-        return combined(site.runtime.predictor(served.models, False)(x), served.vote).argmax(1).numpy()
+        return combine_outputs(site.runtime.predictor(served.models, False)(x), served.vote).argmax(1).numpy()
 
 
 def run_all(folder: Path, cells: Iterable[Cell]) -> None:

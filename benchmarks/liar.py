@@ -38,7 +38,7 @@ from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Groups, Method, Update
-from cfl_flare.methods.slots import with_parts
+from cfl_flare.methods.slots import add_parts
 from cfl_flare.training.settings import TrainSettings
 
 HOSPITALS, GROUPS, ROUNDS = 12, 3, 20
@@ -174,7 +174,7 @@ def lie_about(result: Result, liar: str, lie: str) -> Result:
 def play_round(server: Server, site: Site, change: Callable[[Result], Result]) -> None:
     """Carries out one round."""
     number, tasks = server.state.round, server.tasks()
-    models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
+    models = add_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
     for name, task in tasks.items():
         server.accept(change(site.carry_out(name, task, models, number)), name)
     server.finish_round()
@@ -186,7 +186,7 @@ def measure_served(server: Server, site: Site) -> dict[str, float]:
     for name in server.participants:
         sent = server.method.distribute(server.floor.shown_to(server.state), name)
         task = Task.of(sent, False, True)
-        models = with_parts(server.bank, task.needed)
+        models = add_parts(server.bank, task.needed)
         result = site.carry_out(name, task, models, ROUNDS)
         accuracies[name] = result.metrics.get("served_accuracy", 0.0)  # a broken model may not predict at all
     return accuracies

@@ -25,8 +25,8 @@ import torch
 from common import measure_missing
 from plans import PLANS
 
-from cfl_flare.clustering.gap import directions, noted, number_of_clusters
-from cfl_flare.clustering.measures import inner_products
+from cfl_flare.clustering.gap import compute_directions, describe_count, estimate_clusters
+from cfl_flare.clustering.measures import compute_inner_products
 from cfl_flare.engine.loop import run_loop
 from cfl_flare.engine.plan import RunPlan
 from cfl_flare.methods import FedAvg
@@ -62,7 +62,9 @@ def inner_products_of(case: Case, sites: int, seed: int) -> np.ndarray:
     usual = FedAvg.aggregate
 
     def watched(self: FedAvg, state: Any, updates: Any, assignment: Any) -> Any:
-        matrices.append(inner_products(np.stack([self.features(update.main_diff) for update in updates])))
+        matrices.append(
+            compute_inner_products(np.stack([self.select_features(update.main_diff) for update in updates]))
+        )
         return usual(self, state, updates, assignment)
 
     plan = PLANS[case.plan]
@@ -82,9 +84,9 @@ def inner_products_of(case: Case, sites: int, seed: int) -> np.ndarray:
 
 def measure(case: str, sites: int, seed: int) -> dict[str, Any]:
     """Returns the number and the set that ``k=auto`` found."""
-    points = directions(inner_products_of(CASES[case], sites, seed))
-    number = number_of_clusters(points @ points.T, min(10, sites // 2))
-    return {"k": number.k, "set": noted(number)["set"]}
+    points = compute_directions(inner_products_of(CASES[case], sites, seed))
+    number = estimate_clusters(points @ points.T, min(10, sites // 2))
+    return {"k": number.k, "set": describe_count(number)["set"]}
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -102,7 +102,7 @@ def attack_clusters(data: str, regime: str, seed: int) -> dict[str, Any]:
     server = train_clusters(method, people, chosen, training.over(chosen.rounds, chosen.rounds), seed)
     attackers = Site(method, model_factory(chosen.model), training, seed)
     attackers.add(people)
-    models = method.models(server.state, server.layout)
+    models = method.list_models(server.state, server.layout)
     on_train = attackers.tested_on([replace(person, test=person.train) for person in people])
     counts: dict[str, list[dict[str, Counts]]] = {}
     gaps = []

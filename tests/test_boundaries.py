@@ -26,7 +26,7 @@ PACKAGE = ROOT / "cfl_flare"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A room may import those after it. ``__init__`` and ``client`` are what users import.
-ROOMS = ("__init__", "client", "cli", "flare", "engine", "results", "methods", "training")
+ROOMS = ("__init__", "client", "cli", "testing", "flare", "engine", "results", "methods", "training")
 LEAVES = ("clustering", "data", "models")
 CORE = "core"
 # Extensions may import every room. Every room may import the registry, and no extension by name.

@@ -223,7 +223,7 @@ def test_the_example_of_penalties_builds_what_it_says():
 def test_the_example_method_does_what_its_text_says():
     names: dict = {"__name__": "example"}
     exec(blocks(DOCS / "add-a-method.md", "python")[0], names)
-    method = names["Cautious"](share=0.25)
+    method = names["Cautious"](fraction=0.25)
     state = method.start(initial)
     after = method.aggregate(state, [update("a", 1, "global", 4, 8)], {})
     np.testing.assert_allclose(after.bank["global"].vector, [1, 2])
@@ -322,8 +322,8 @@ RUN = ["--participants", "9", "--partition", "cluster_n_class:groups=3", "--meth
 
 
 def code() -> str:
-    """The second Python block of the guide."""
-    return re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)[1]
+    """The last Python block of the guide."""
+    return re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)[-1]
 
 
 @pytest.fixture

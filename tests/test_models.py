@@ -18,7 +18,7 @@ from cfl_flare.core.config import build, describe
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout
 from cfl_flare.models import MLP, MODELS, CifarCNN, FashionCNN, LeafCNN, Logistic, MobileNetV2, ResNet18, UNet
-from cfl_flare.training.resident import ResidentModel, untrained
+from cfl_flare.training.resident import ResidentModel, build_untrained
 
 torch.set_num_threads(1)  # as in a run: such small work only waits for a second thread
 
@@ -177,7 +177,7 @@ def test_torchvision_networks_live_in_a_flat_vector(name: str) -> None:
     def make() -> nn.Module:
         return MODELS[name]((1, 8, 8), 2)
 
-    params = untrained(make, 3, 0)
+    params = build_untrained(make, 3, 0)
     resident = ResidentModel(make())
     resident.load(params)
     np.testing.assert_array_equal(resident.read().vector, params.vector)
@@ -243,7 +243,7 @@ def test_unet_has_no_head_and_travels_whole() -> None:
     resident = ResidentModel(make())
     layout = resident.layout
     assert not layout.head.entries and layout.backbone == layout and not layout.counter_size
-    params = untrained(make, 3, 0)
+    params = build_untrained(make, 3, 0)
     resident.load(params)
     np.testing.assert_array_equal(resident.read().vector, params.vector)
     targets = torch.randint(0, 2, (4, 8, 8))

@@ -21,7 +21,7 @@ from cfl_flare.engine.server import ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.methods import FedAvg, WeCFL, build_method
 from cfl_flare.results.served import load_model
-from cfl_flare.training.resident import ResidentModel, untrained
+from cfl_flare.training.resident import ResidentModel, build_untrained
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import run_loop
 
@@ -360,11 +360,11 @@ def test_frozen_layers_stay_as_they_are(method: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_weight_decay_spares_frozen_layers(optimizer: str) -> None:
-    start = untrained(FrozenBody, 0, 0).arrays()["first.weight"]
+    start = build_untrained(FrozenBody, 0, 0).arrays()["first.weight"]
     server = run_network(FrozenBody, method=FedAvg(), weight_decay=0.5, optimizer=optimizer)
     after = server.bank["global"].arrays()
     assert np.array_equal(after["first.weight"], start)
-    assert not np.array_equal(after["last.weight"], untrained(FrozenBody, 0, 0).arrays()["last.weight"])
+    assert not np.array_equal(after["last.weight"], build_untrained(FrozenBody, 0, 0).arrays()["last.weight"])
 
 
 def test_method_that_trains_only_frozen_layers() -> None:

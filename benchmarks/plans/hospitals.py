@@ -57,7 +57,7 @@ def calibration_error(counts: np.ndarray) -> float:
 
     Args:
         counts: ``(1, 2, bins)``: negative and positive samples by log-odds; see
-            `cfl_flare.training.histograms.score_shape`.
+            `cfl_flare.training.histograms.read_score_shape`.
     """
     chance = probabilities(counts.shape[-1])
     total, positive = counts[0].sum(axis=0), counts[0, 1]

@@ -26,7 +26,7 @@ from rich.progress import (
 )
 
 from cfl_flare.cli.options import say
-from cfl_flare.clustering.gap import NUMBER, in_words
+from cfl_flare.clustering.gap import NUMBER, describe_note
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import RunFailedError
 from cfl_flare.core.files import make_folder
@@ -281,7 +281,7 @@ class Display:
                 note += f", ARI {record['ari']:.2f}"
             if NUMBER in record:
                 self._progress.console.print(
-                    f"{name}: {in_words(record[NUMBER])}", markup=False
+                    f"{name}: {describe_note(record[NUMBER])}", markup=False
                 )
             self._progress.update(bar, completed=record["round"] + 1, note=note)
         if self._progress.tasks[bar].finished:

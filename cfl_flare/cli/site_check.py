@@ -49,7 +49,7 @@ from cfl_flare.methods import FedAvg
 from cfl_flare.results.ledger import COUNTERS, Ledger
 from cfl_flare.results.model_file import layout_of
 from cfl_flare.training.settings import TrainSettings
-from cfl_flare.training.tasks import task_for
+from cfl_flare.training.tasks import find_task
 
 # Names of environment variables whose values are secret.
 SECRET = re.compile(
@@ -272,7 +272,7 @@ def data(
     try:
         outputs = max(summary.outputs, 2 if summary.form == "class" else 1)
         spec = model_spec(model, summary.shape, outputs, summary.form == "mask")
-        training = TrainSettings(local_steps=STEPS, task=task_for(summary.form))
+        training = TrainSettings(local_steps=STEPS, task=find_task(summary.form))
         site = Site(
             FedAvg(), partial(build, spec, Module, "model"), training, 0, device=device
         )

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -45,23 +45,34 @@ class Floor:
         """``3 sites and 30 training samples``."""
         return f"{self.sites} sites and {self.samples} training samples"
 
-    def clusters(self, sites: Collection[str], samples: float) -> int:
-        """How many clusters can be, at least one; a site can be in as many as it has participants, each an entry.
+    def clusters(
+        self,
+        sites: Collection[str],
+        samples: float,
+    ) -> int:
+        """Count the clusters that can be large enough, at least one.
+
+        Args:
+            sites: the site of each participant. A site can be in as many clusters as it
+                has participants.
+            samples: the training samples of all participants together.
+
+        Returns:
+            The largest number of clusters.
 
         >>> Floor(3, 30).clusters(["a", "b", "c", "d", "e", "f", "f"], 1000)
         2
         """
         hosted = Counter(sites).values()
         most = len(sites) // self.sites
-        most = min(most, int(samples // self.samples)) if self.samples > 1 else most
-        return next(
-            (
-                k
-                for k in range(most, 1, -1)
-                if sum(min(n, k) for n in hosted) >= k * self.sites
-            ),
-            1,
-        )
+        if self.samples > 1:
+            most = min(most, int(samples // self.samples))
+        for count in range(most, 1, -1):
+            # A site is in each cluster at most once.
+            places = sum(min(participants, count) for participants in hosted)
+            if places >= count * self.sites:
+                return count
+        return 1
 
 
 @dataclass
@@ -71,13 +82,26 @@ class Members:
     sites: set[str] = field(default_factory=set)
     samples: float = 0
 
-    def add(self, site: str, samples: float) -> None:
-        """Counts a member; ``samples`` are its training samples."""
+    def add(
+        self,
+        site: str,
+        samples: float,
+    ) -> None:
+        """Counts a member; ``samples`` are its training samples.
+
+        Args:
+            site: the site that hosts the member.
+            samples: the member's training samples.
+        """
         self.sites.add(site)
         self.samples += samples
 
     def below(self, floor: Floor) -> bool:
-        """Whether the cluster has fewer sites or training samples than a floor asks."""
+        """Whether the cluster has fewer sites or training samples than a floor asks.
+
+        Args:
+            floor: the minimum size.
+        """
         if len(self.sites) < floor.sites:
             return True
         return floor.samples > 1 and self.samples < floor.samples
@@ -122,6 +146,9 @@ class Census:
     def small(self, pairs: Iterable[tuple[str, K]]) -> set[K]:
         """The groups that are below the floor; ``pairs`` as for `members`.
 
+        Args:
+            pairs: a participant's name and its group.
+
         >>> where = {"a": "one", "b": "two", "c": "one"}
         >>> Census(Floor(2, 1), where, dict.fromkeys(where, 1)).small({"a": 0, "b": 0, "c": 4}.items())
         {4}
@@ -132,14 +159,86 @@ class Census:
             if members.below(self.floor)
         }
 
-    def of(self, names: Sequence[str], assignment: Mapping[str, int]) -> Sizes:
-        """The floor for these participants, while all others stay where an assignment has them."""
+    def of(
+        self,
+        names: Sequence[str],
+        assignment: Mapping[str, int],
+    ) -> Sizes:
+        """The floor for these participants, while all others stay where an assignment has them.
+
+        Args:
+            names: the participants that are to be assigned.
+            assignment: the cluster of each participant so far.
+        """
         rows = set(names)
         others = {
             name: cluster for name, cluster in assignment.items() if name not in rows
         }
         before = frozenset(self.members(assignment.items()))
         return Sizes(self, tuple(names), self.members(others.items()), before)
+
+
+@dataclass
+class Program:
+    """The constraints of a linear program, which are added one by one.
+
+    Attributes:
+        variables: how many variables there are.
+        low: the smallest value of each constraint.
+        high: the largest value of each constraint.
+        terms: constraint, variable and coefficient of each term.
+    """
+
+    variables: int
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+    terms: list[tuple[int, int, float]] = field(default_factory=list)
+
+    def add_constraint(self, low: float, high: float) -> None:
+        """Add a constraint, whose terms follow.
+
+        Args:
+            low: its smallest value.
+            high: its largest value.
+        """
+        self.low.append(low)
+        self.high.append(high)
+
+    def add_term(self, variable: int, coefficient: float) -> None:
+        """Add a term to the last constraint.
+
+        Args:
+            variable: the number of the variable.
+            coefficient: its factor.
+        """
+        self.terms.append((len(self.low) - 1, variable, coefficient))
+
+    def add_any(self, variables: Sequence[int]) -> int:
+        """Add a variable that is at most 1 and at most the sum of others.
+
+        Args:
+            variables: the numbers of the others.
+
+        Returns:
+            The number of the new variable.
+        """
+        added = self.variables
+        self.variables += 1
+        self.add_constraint(0.0, np.inf)
+        self.add_term(added, -1.0)
+        for variable in variables:
+            self.add_term(variable, 1.0)
+        return added
+
+    def build_constraints(self) -> Any:
+        """Build the constraints as scipy takes them."""
+        from scipy.optimize import LinearConstraint
+        from scipy.sparse import coo_array
+
+        constraints, variables, coefficients = zip(*self.terms)
+        shape = (len(self.low), self.variables)
+        matrix = coo_array((coefficients, (constraints, variables)), shape=shape)
+        return LinearConstraint(matrix.tocsr(), self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -159,16 +258,31 @@ class Sizes:
     @property
     def clusters(self) -> int:
         """How many clusters the rows alone can make."""
-        sites, samples = self.census.sites, self.census.samples
+        sites = self.census.sites
+        samples = self.census.samples
         return self.census.floor.clusters(
             [sites[n] for n in self.names], sum(samples[n] for n in self.names)
         )
 
     def used(self, labels: np.ndarray) -> set[int]:
+        """The clusters that have members.
+
+        Args:
+            labels: the cluster of each row ``(m,)``.
+        """
         return {*labels.tolist(), *self.others}
 
-    def met(self, labels: np.ndarray, needed: Collection[int] = ()) -> bool:
-        """Whether each cluster in use is large enough, and each that is needed is in use."""
+    def met(
+        self,
+        labels: np.ndarray,
+        needed: Collection[int] = (),
+    ) -> bool:
+        """Whether each cluster in use is large enough, and each that is needed is in use.
+
+        Args:
+            labels: the cluster of each row ``(m,)``.
+            needed: clusters that should be in use.
+        """
         return self.occupied.union(needed) <= self.used(labels) and not any(
             m.below(self.census.floor) for m in self._with(labels)
         )
@@ -197,112 +311,140 @@ class Sizes:
             costs: computes, if needed, the cost ``(m, K)`` of a row in a cluster, such as weighted squared distances.
             needed: further clusters that should be in use.
         """
-        placed, needed = labels, self.used(labels).union(self.occupied, needed)
+        placed = labels
+        needed = self.used(labels).union(self.occupied, needed)
         if not self.met(labels, needed):
             placed = self._cheapest(labels, costs(), needed)
         self.note(labels, placed)
         return placed
 
-    def note(self, wanted: np.ndarray, placed: np.ndarray) -> None:
-        """Notes who is not in the cluster that would be best without a floor."""
+    def note(
+        self,
+        wanted: np.ndarray,
+        placed: np.ndarray,
+    ) -> None:
+        """Notes who is not in the cluster that would be best without a floor.
+
+        Args:
+            wanted: the best cluster of each row ``(m,)``.
+            placed: the cluster in which each row is ``(m,)``.
+        """
         for name, best, cluster in zip(self.names, wanted.tolist(), placed.tolist()):
             self.census.moved.pop(name, None)
             if best != cluster:
                 self.census.moved[name] = best
 
     def _cheapest(
-        self, labels: np.ndarray, costs: np.ndarray, needed: set[int]
+        self,
+        labels: np.ndarray,
+        costs: np.ndarray,
+        needed: set[int],
     ) -> np.ndarray:
         """The best labels that meet the floor; with fewer clusters, if need be."""
+        nobody = Members()
         sizes = dict(zip(sorted(self.used(labels)), self._with(labels)))
-        no = Members()
-        there = {k for k in needed if k < costs.shape[1]}
-        order = sorted(
-            there,
-            key=lambda k: (-len(sizes.get(k, no).sites), -sizes.get(k, no).samples, k),
-        )
+
+        def rank(cluster: int) -> tuple[int, float, int]:
+            members = sizes.get(cluster, nobody)
+            return -len(members.sites), -members.samples, cluster
+
+        # If the rows are too few for all clusters, the smallest ones are given up.
+        order = sorted((k for k in needed if k < costs.shape[1]), key=rank)
         for count in range(len(order), 0, -1):
             clusters = np.array(sorted(order[:count]))
-            places = self._solved(
-                costs[:, clusters], [self.others.get(k, no) for k in clusters.tolist()]
-            )
+            others = [self.others.get(k, nobody) for k in clusters.tolist()]
+            places = self._solve(costs[:, clusters], others)
             if places is not None:
                 return np.asarray(clusters[places])
         return labels
 
-    def _solved(
-        self, costs: np.ndarray, others: Sequence[Members]
+    def _solve(
+        self,
+        costs: np.ndarray,
+        others: Sequence[Members],
     ) -> np.ndarray | None:
-        """The cheapest column of each row such that all columns meet the floor; None if no choice does.
+        """Find the cheapest column of each row such that all columns meet the floor.
 
-        A mixed-integer program: x_ik says that row i is in column k. A site of several rows counts in column k by a
-        variable of its own, which is at most 1 and at most the sum of its x_ik. Without such sites, and where samples
-        do not bind, it is a transport problem, whose linear program has whole solutions. Of more than `EXACT`
-        variables x_ik, only the linear program is solved, and a search starts at its rounded solution. None also means
-        that the search found no choice.
+        Of more than `EXACT` pairs of a row and a column, only the linear program is
+        solved, and a search starts at its rounded solution.
+
+        Returns:
+            ``(m,)``, or None if no choice meets the floor, or the search found none.
         """
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import coo_array
+        from scipy.optimize import Bounds, milp
 
-        (m, k), floor = costs.shape, self.census.floor
-        sites = [self.census.sites[name] for name in self.names]
-        rows_at: dict[str, list[int]] = {}
-        for i, site in enumerate(sites):
-            rows_at.setdefault(site, []).append(i)
-        entries: list[tuple[int, int, float]] = []  # constraint, variable, coefficient
-        low = [1.0] * m
-        high = [1.0] * m
-        entries += [(i, i * k + j, 1.0) for i in range(m) for j in range(k)]
-        variables = m * k
-        for j, members in enumerate(others):
-            counts, samples = len(low), len(low) + 1
-            low += [
-                floor.sites - len(members.sites),
-                floor.samples - members.samples if floor.samples > 1 else 0.0,
-            ]
-            high += [np.inf, np.inf]
-            entries += [
-                (samples, i * k + j, float(self.census.samples[n]))
-                for i, n in enumerate(self.names)
-            ]
-            for site, rows in rows_at.items():
-                if site in members.sites:
-                    continue
-                if len(rows) == 1:
-                    entries.append((counts, rows[0] * k + j, 1.0))
-                    continue
-                entries += [(counts, variables, 1.0), (len(low), variables, -1.0)]
-                entries += [(len(low), i * k + j, 1.0) for i in rows]
-                low, high, variables = [*low, 0.0], [*high, np.inf], variables + 1
-        at, of, values = zip(*entries)
-        matrix = coo_array((values, (at, of)), shape=(len(low), variables)).tocsr()
-        objective, integral = np.zeros(variables), np.zeros(variables)
-        objective[: m * k], integral[: m * k] = _scaled(costs).ravel(), 1
-        is_exact = m * k <= EXACT
-        options = {"node_limit": NODES, "mip_rel_gap": 0.0}
-        constraints = LinearConstraint(matrix, low, high)
-        integrality = integral if is_exact else None
+        rows, columns = costs.shape
+        pairs = rows * columns
+        program = self._build_program(columns, others)
+        objective = np.zeros(program.variables)
+        objective[:pairs] = _scale_costs(costs).ravel()
+        integrality = np.zeros(program.variables)
+        integrality[:pairs] = 1
+        is_exact = pairs <= EXACT
         solution = milp(
             objective,
-            integrality=integrality,
+            integrality=integrality if is_exact else None,
             bounds=Bounds(0, 1),
-            constraints=constraints,
-            options=options,
+            constraints=program.build_constraints(),
+            options={"node_limit": NODES, "mip_rel_gap": 0.0},
         )
         if solution.x is None:
             return None
-        shares = solution.x[: m * k].reshape(m, k)
+        fractions = solution.x[:pairs].reshape(rows, columns)
         if is_exact:
-            return np.asarray(shares.argmax(axis=1))
-        needs = self._needs(_scaled(costs), others)
-        found = search_assignment(needs, shares)
+            return np.asarray(fractions.argmax(axis=1))
+        needs = self._needs(_scale_costs(costs), others)
+        found = search_assignment(needs, fractions)
         if found is not None:
-            self.census.gaps.append(
-                _measure_gap(costs, needs.costs, found, float(solution.fun))
-            )
+            gap = _measure_gap(costs, needs.costs, found, float(solution.fun))
+            self.census.gaps.append(gap)
         return found
 
-    def _needs(self, costs: np.ndarray, others: Sequence[Members]) -> Needs:
+    def _build_program(self, columns: int, others: Sequence[Members]) -> Program:
+        """Build the constraints of the mixed-integer program.
+
+        The variable x_ik states that row i is in column k. A site of several rows
+        counts in column k by a variable of its own, which is at most 1 and at most the
+        sum of its x_ik. If there is no such site and samples do not bind, it is a
+        transport problem, whose linear program has whole solutions.
+        """
+        census = self.census
+        floor = census.floor
+        program = Program(variables=len(self.names) * columns)
+        rows_at: dict[str, list[int]] = {}
+        for row, name in enumerate(self.names):
+            rows_at.setdefault(census.sites[name], []).append(row)
+
+            # Each row is in one column.
+            program.add_constraint(1.0, 1.0)
+            for column in range(columns):
+                program.add_term(row * columns + column, 1.0)
+        for column, members in enumerate(others):
+            # The column has enough samples.
+            least = floor.samples - members.samples if floor.samples > 1 else 0.0
+            program.add_constraint(least, np.inf)
+            for row, name in enumerate(self.names):
+                program.add_term(row * columns + column, float(census.samples[name]))
+
+            # The column has enough sites.
+            counted = []
+            for site, rows in rows_at.items():
+                if site in members.sites:
+                    continue
+                places = [row * columns + column for row in rows]
+                if len(places) > 1:
+                    places = [program.add_any(places)]
+                counted += places
+            program.add_constraint(floor.sites - len(members.sites), np.inf)
+            for variable in counted:
+                program.add_term(variable, 1.0)
+        return program
+
+    def _needs(
+        self,
+        costs: np.ndarray,
+        others: Sequence[Members],
+    ) -> Needs:
         """The rows and what each column needs besides its other members."""
         census = self.census
         names = [census.sites[name] for name in self.names]
@@ -326,13 +468,16 @@ class Sizes:
 
 
 def _measure_gap(
-    costs: np.ndarray, scaled: np.ndarray, labels: np.ndarray, bound: float
+    costs: np.ndarray,
+    scaled: np.ndarray,
+    labels: np.ndarray,
+    bound: float,
 ) -> float:
     """How much dearer an assignment is at most than the cheapest one, as a part of that; 0 if that is not known.
 
     Args:
         costs: ``(m, k)``.
-        scaled: as `_scaled` makes them.
+        scaled: as `_scale_costs` makes them.
         labels: ``(m,)``, the assignment.
         bound: what no assignment's scaled costs are below.
     """
@@ -346,7 +491,7 @@ def _measure_gap(
     return float(total / cheapest - 1) if cheapest > 0 else 0.0
 
 
-def _scaled(costs: np.ndarray) -> np.ndarray:
+def _scale_costs(costs: np.ndarray) -> np.ndarray:
     """What each choice costs more than the row's best one, up to a common factor; finite."""
     finite = np.where(np.isfinite(costs), costs, np.nan)
     best = np.where(

@@ -45,15 +45,28 @@ class Needs:
     missing_samples: np.ndarray
 
     def count_sites(self, labels: np.ndarray) -> np.ndarray:
-        """The rows of each site in each column, ``(sites, k)``."""
+        """The rows of each site in each column, ``(sites, k)``.
+
+        Args:
+            labels: the column of each row ``(m,)``.
+        """
         counts = np.zeros(self.present.shape, np.int64)
         np.add.at(counts, (self.sites, labels), 1)
         return counts
 
     def measure_lack(
-        self, sites: np.ndarray, samples: np.ndarray, columns: np.ndarray
+        self,
+        sites: np.ndarray,
+        samples: np.ndarray,
+        columns: np.ndarray,
     ) -> np.ndarray:
-        """How far columns are from what they need, in parts of it; 0 where they have it. All arguments broadcast."""
+        """How far columns are from what they need, in parts of it; 0 where they have it. All arguments broadcast.
+
+        Args:
+            sites: numbers of sites.
+            samples: numbers of samples.
+            columns: the numbers of the columns.
+        """
         needed_sites = self.missing_sites[columns]
         lack_of_sites = np.maximum(needed_sites - sites, 0) / np.maximum(
             needed_sites, 1
@@ -111,7 +124,11 @@ class Search:
         steps: how many steps are left.
     """
 
-    def __init__(self, needs: Needs, labels: np.ndarray):
+    def __init__(
+        self,
+        needs: Needs,
+        labels: np.ndarray,
+    ):
         rows, columns = needs.costs.shape
         self.labels = labels.copy()
         self.steps = max(FEWEST_STEPS, PAIRS // (rows * (rows + columns)))
@@ -153,7 +170,11 @@ class Search:
             self.labels[row] = other
         return True
 
-    def _rate_steps(self, steps: Steps, repairing: bool) -> np.ndarray:
+    def _rate_steps(
+        self,
+        steps: Steps,
+        repairing: bool,
+    ) -> np.ndarray:
         """What each step costs, for as much as it repairs if that is wanted; infinity for steps that are useless."""
         if repairing:
             is_useful = steps.lack < -NOTHING
@@ -242,7 +263,10 @@ class Search:
         )
 
 
-def search_assignment(needs: Needs, shares: np.ndarray) -> np.ndarray | None:
+def search_assignment(
+    needs: Needs,
+    shares: np.ndarray,
+) -> np.ndarray | None:
     """Finds a cheap assignment in which each column has what it needs.
 
     Args:

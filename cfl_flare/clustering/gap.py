@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cfl_flare.clustering.kmeans import numbered
+from cfl_flare.clustering.kmeans import number_labels
 from cfl_flare.core.config import require
 from cfl_flare.core.seeds import stream
 from cfl_flare.core.text import plain
@@ -68,17 +68,20 @@ class ClusterCount:
         return int(self.labels.max()) + 1
 
 
-def number_of_clusters(
-    products: np.ndarray, most: int, references: int = 100, seed: int = 0
+def estimate_clusters(
+    products: np.ndarray,
+    most: int,
+    references: int = 100,
+    seed: int = 0,
 ) -> ClusterCount:
     """The number of clusters of some vectors by the gap statistic (Tibshirani et al. 2001), 1 if there are none.
 
-    The vectors are compared by their directions from their mean, see `directions`. Ward's linkage clusters them; its
-    dispersion W_K is the one that k-means minimises. The reference sets have no clusters. They have the lengths
-    of the vectors and the variance along each of their principal axes: the null hypothesis of SigClust (Liu et al.
-    2008) on the sphere. A box (Tibshirani et al., sec. 4) has far less structure than what participants without
-    clusters send. A sample's variances are more uneven than those that it was drawn from, and so a reference set has a
-    little more structure: an error is towards one cluster.
+    The vectors are compared by their directions from their mean, see `compute_directions`. Ward's linkage clusters
+    them; its dispersion W_K is the one that k-means minimises. The reference sets have no clusters. They have the
+    lengths of the vectors and the variance along each of their principal axes: the null hypothesis of SigClust (Liu
+    et al. 2008) on the sphere. A box (Tibshirani et al., sec. 4) has far less structure than what participants
+    without clusters send. A sample's variances are more uneven than those that it was drawn from, and so a reference
+    set has a little more structure: an error is towards one cluster.
 
     K is 1 unless another number has a positive gap. Then it is the smallest one whose gap is as large as the largest
     but for half a standard deviation (Dudoit and Fridlyand 2002 allow a whole one). Only numbers count whose clusters
@@ -90,7 +93,7 @@ def number_of_clusters(
         most: the largest number that is tried, at most half the vectors.
 
     >>> two = np.repeat([[1.0, 0.0], [0.0, 1.0]], 6, axis=0) + stream(0, "noise").normal(0, 0.1, (12, 2))
-    >>> number_of_clusters(two @ two.T, 4).k
+    >>> estimate_clusters(two @ two.T, 4).k
     2
     """
     require(
@@ -163,12 +166,15 @@ class Draw(NamedTuple):
 
 
 def _count_clusters(
-    products: np.ndarray, most: int, references: int, seed: int
+    products: np.ndarray,
+    most: int,
+    references: int,
+    seed: int,
 ) -> ClusterCount:
     """Find the number of clusters. Its set follows from the draws of all rows."""
     from scipy.cluster.hierarchy import cut_tree, linkage
 
-    points = directions(products)
+    points = compute_directions(products)
     most = max(1, min(most, len(points) // 2))
     if most == 1 or not points.any():
         return _one_cluster(len(points), most)
@@ -183,7 +189,7 @@ def _count_clusters(
 
     # Only numbers count whose clusters come back in draws of the points.
     labels = cut_tree(tree, range(1, most + 1)).T
-    stability = _stability(labels, draws)
+    stability = _measure_stability(labels, draws)
     stable = stability >= STABLE
     k = _choose_number(gap, spread, stable)
 
@@ -194,21 +200,27 @@ def _count_clusters(
         _choose_number(gap_drawn, spread_drawn, considered) for gap_drawn in gaps_drawn
     ]
     if k == 1 and gap.max() > 0 and np.mean(np.array(numbers) > 1) >= AGREEING:
-        median = _quantile(numbers, 0.5)
+        median = _find_quantile(numbers, 0.5)
         if deviations[median - 1] >= CLEAR:
             k = median
     return ClusterCount(
-        labels=numbered(labels[k - 1]),
+        labels=number_labels(labels[k - 1]),
         gap=tuple(gap.tolist()),
         deviations=tuple(deviations.tolist()),
         stability=tuple(stability.tolist()),
         draws=tuple(numbers),
-        k_set=(min(_quantile(numbers, 0.05), k), max(_quantile(numbers, 0.95), k)),
-        steadiness=_steadiness(labels[k - 1], draws),
+        k_set=(
+            min(_find_quantile(numbers, 0.05), k),
+            max(_find_quantile(numbers, 0.95), k),
+        ),
+        steadiness=_measure_steadiness(labels[k - 1], draws),
     )
 
 
-def _one_cluster(rows: int, most: int) -> ClusterCount:
+def _one_cluster(
+    rows: int,
+    most: int,
+) -> ClusterCount:
     """The answer for so many rows where no other number is tried."""
     nothing = (0.0,) * most
     return ClusterCount(
@@ -220,7 +232,10 @@ def _one_cluster(rows: int, most: int) -> ClusterCount:
     )
 
 
-def _draw_points(points: np.ndarray, seed: int) -> list[Draw]:
+def _draw_points(
+    points: np.ndarray,
+    seed: int,
+) -> list[Draw]:
     """Draw some of the points ``(m, r)`` again and again, and cluster each draw."""
     from scipy.cluster.hierarchy import linkage
 
@@ -233,25 +248,36 @@ def _draw_points(points: np.ndarray, seed: int) -> list[Draw]:
 
 
 def _disperse_references(
-    points: np.ndarray, size: int, most: int, references: int, seed: int
+    points: np.ndarray,
+    size: int,
+    most: int,
+    references: int,
+    seed: int,
 ) -> np.ndarray:
     """The dispersion of reference sets, each with all its rows and with ``size`` of them, ``(references, 2, most)``."""
     from scipy.cluster.hierarchy import linkage
 
     dispersions = []
-    for reference in _references(points, references, seed):
+    for reference in _draw_references(points, references, seed):
         whole = _dispersion(linkage(reference, "ward"), most)
         drawn = _dispersion(linkage(reference[:size], "ward"), most)
         dispersions.append([whole, drawn])
     return np.array(dispersions)
 
 
-def _quantile(numbers: Sequence[int], share: float) -> int:
+def _find_quantile(
+    numbers: Sequence[int],
+    share: float,
+) -> int:
     return int(np.quantile(numbers, share, method="inverted_cdf"))
 
 
 def _add_those_inside(
-    count: ClusterCount, products: np.ndarray, most: int, references: int, seed: int
+    count: ClusterCount,
+    products: np.ndarray,
+    most: int,
+    references: int,
+    seed: int,
 ) -> tuple[int, int]:
     """The set of numbers: of the draws of all rows, and as many as the draws inside each cluster add up to.
 
@@ -270,20 +296,21 @@ def _add_those_inside(
     return low, max(high, inside)
 
 
-def noted(
-    count: ClusterCount, names: Sequence[str] = (), apart: ClusterCount | None = None
+def describe_count(
+    count: ClusterCount,
+    names: Sequence[str] = (),
+    apart: ClusterCount | None = None,
 ) -> dict[str, Any]:
     """The record of the round that found the clusters.
 
+    It has ``k``, ``by_k`` how good it is, ``draws`` in how many, the ends of its ``set``, and the ``unsteady`` of the
+    named rows: in what share of draws those that often change sides are in the same cluster. ``apart`` is the number
+    without what prevalence explains, if it is smaller. Then the set has both numbers' sets.
+
     Args:
         count: the number that was found.
-        names: of its rows.
+        names: the names of the rows; none to name none.
         apart: the number without the differences that prevalence explains; None if that is not known.
-
-    Returns:
-        ``k``, ``by_k`` how good it is, ``draws`` in how many, the ends of its ``set``, the ``unsteady`` of the named
-        rows: in what share of draws those that often change sides are in the same cluster; and ``apart``, the number
-        without what prevalence explains, if it is smaller. Then the set has both numbers' sets.
     """
     ends = list(count.k_set)
     other = {}
@@ -311,7 +338,11 @@ def noted(
 
 
 def is_clear(note: Mapping[str, Any]) -> bool:
-    """Whether the number is beyond doubt: its set has no other, draws have it too, and the same clusters."""
+    """Whether the number is beyond doubt: its set has no other, draws have it too, and the same clusters.
+
+    Args:
+        note: the record, as `describe_count` makes it.
+    """
     k = str(note["k"])
     draws = note["draws"]
     found = note["by_k"][k]
@@ -322,8 +353,12 @@ def is_clear(note: Mapping[str, Any]) -> bool:
     return agreeing and found["deviations"] >= CLEAR and found["stability"] >= STABLE
 
 
-def in_words(note: Mapping[str, Any]) -> str:
-    """One line on what was found, and how sure it is."""
+def describe_note(note: Mapping[str, Any]) -> str:
+    """One line on what was found, and how sure it is.
+
+    Args:
+        note: the record, as `describe_count` makes it.
+    """
     k = note["k"]
     by_k = note["by_k"]
     if len(by_k) < 2:
@@ -377,7 +412,11 @@ def _how_sure(note: Mapping[str, Any]) -> str:
     return text
 
 
-def _choose_number(gap: np.ndarray, spread: np.ndarray, considered: np.ndarray) -> int:
+def _choose_number(
+    gap: np.ndarray,
+    spread: np.ndarray,
+    considered: np.ndarray,
+) -> int:
     """The smallest number considered whose gap is the largest but for half a deviation; 1 if none is positive.
 
     Args:
@@ -393,7 +432,10 @@ def _choose_number(gap: np.ndarray, spread: np.ndarray, considered: np.ndarray) 
     return 2 + int(np.argmax(good_enough))
 
 
-def _stability(labels: np.ndarray, draws: Sequence[Draw]) -> np.ndarray:
+def _measure_stability(
+    labels: np.ndarray,
+    draws: Sequence[Draw],
+) -> np.ndarray:
     """By K, how alike the clusters of draws are: of the least alike cluster its mean Jaccard index (Hennig 2007).
 
     Args:
@@ -419,7 +461,10 @@ def _stability(labels: np.ndarray, draws: Sequence[Draw]) -> np.ndarray:
     return np.array(worst)
 
 
-def _steadiness(labels: np.ndarray, draws: Sequence[Draw]) -> tuple[float, ...]:
+def _measure_steadiness(
+    labels: np.ndarray,
+    draws: Sequence[Draw],
+) -> tuple[float, ...]:
     """In what share of the draws that have it each row is in the same cluster.
 
     The clusters of a draw are those of all rows with which they have the most rows in common.
@@ -441,7 +486,11 @@ def _steadiness(labels: np.ndarray, draws: Sequence[Draw]) -> tuple[float, ...]:
     return tuple((same / np.maximum(drawn, 1)).tolist())
 
 
-def _count_common(labels: np.ndarray, others: np.ndarray, k: int) -> np.ndarray:
+def _count_common(
+    labels: np.ndarray,
+    others: np.ndarray,
+    k: int,
+) -> np.ndarray:
     """How many rows two clusterings ``(n,)`` of K clusters have in common, by pair of clusters, ``(k, k)``."""
     return np.bincount(labels * k + others, minlength=k * k).reshape(k, k)
 
@@ -454,11 +503,14 @@ def _compute_jaccard(common: np.ndarray) -> np.ndarray:
     return np.where(sizes[:, 0] > 0, index, np.nan)
 
 
-def directions(products: np.ndarray) -> np.ndarray:
+def compute_directions(products: np.ndarray) -> np.ndarray:
     """Points ``(m, r)`` of length 1 whose inner products are the cosines of the vectors, seen from their mean.
 
     What all have in common would hide the rest; how far a participant moved depends on how much data it has. A vector
     that is the mean gets a point of zeros.
+
+    Args:
+        products: ``(m, m)`` inner products of the vectors.
     """
     cosines = _scaled(products, NOTHING * np.diag(products).max())
     mean = cosines.mean(axis=0)
@@ -469,7 +521,10 @@ def directions(products: np.ndarray) -> np.ndarray:
     return np.asarray(axes[:, positive] * np.sqrt(values[positive]))
 
 
-def _scaled(products: np.ndarray, least: float) -> np.ndarray:
+def _scaled(
+    products: np.ndarray,
+    least: float,
+) -> np.ndarray:
     """Inner products of the same vectors with length 1; 0 for those whose square is ``least`` or less."""
     squares = np.diag(products).astype(np.float64)
     nonzero = squares > least
@@ -477,7 +532,11 @@ def _scaled(products: np.ndarray, least: float) -> np.ndarray:
     return np.asarray(products * factors * factors[:, None])
 
 
-def _references(points: np.ndarray, count: int, seed: int) -> Iterator[np.ndarray]:
+def _draw_references(
+    points: np.ndarray,
+    count: int,
+    seed: int,
+) -> Iterator[np.ndarray]:
     """Sets without clusters: Gaussian with the points' variance along their axes, then with the points' lengths."""
     lengths = np.linalg.norm(points, axis=1)
     along = points.std(axis=0)
@@ -486,7 +545,10 @@ def _references(points: np.ndarray, count: int, seed: int) -> Iterator[np.ndarra
         yield drawn * (lengths / np.linalg.norm(drawn, axis=1))[:, None]
 
 
-def _dispersion(tree: np.ndarray, most: int) -> np.ndarray:
+def _dispersion(
+    tree: np.ndarray,
+    most: int,
+) -> np.ndarray:
     """log W_K - log W_1 for K = 1 to ``most``: each of Ward's merges adds half its squared height to W."""
     inside = np.cumsum(tree[:, 2] ** 2 / 2)[::-1]
     return np.asarray(

@@ -16,17 +16,20 @@ from cfl_flare.core.errors import ConfigError
 STARTS_ON_SHORT_ROWS = 100
 
 
-def numbered(labels: np.ndarray) -> np.ndarray:
+def number_labels(labels: np.ndarray) -> np.ndarray:
     """Labels numbered in the order in which they first occur.
 
-    >>> numbered(np.array([7, 2, 7, 5])).tolist()
+    Args:
+        labels: the cluster of each row ``(m,)``.
+
+    >>> number_labels(np.array([7, 2, 7, 5])).tolist()
     [0, 1, 0, 2]
     """
     order = {label: i for i, label in enumerate(dict.fromkeys(labels.tolist()))}
     return np.array([order[label] for label in labels.tolist()])
 
 
-def first_kmeans(
+def run_first_kmeans(
     features: np.ndarray,
     k: int,
     weights: np.ndarray,
@@ -41,6 +44,14 @@ def first_kmeans(
     Features are ``(m, d)``, and weights ``(m,)``, positive. ``sizes`` is what a cluster needs; None for nothing. All is
     computed in float64, as one row may be far longer than the others.
 
+    Args:
+        features: ``(m, d)``.
+        k: the number of clusters.
+        weights: ``(m,)``, positive.
+        starts: how many starts of k-means++.
+        seed: the seed of the starts.
+        sizes: the minimum sizes; None for none.
+
     Returns:
         Labels ``(m,)``, numbered in the order in which the clusters first occur; of fewer clusters, if k that are large
         enough cannot be.
@@ -48,7 +59,7 @@ def first_kmeans(
     Raises:
         ConfigError: fewer participants than clusters.
 
-    >>> first_kmeans(np.array([[5.0], [5.1], [0.0]]), 2, np.ones(3)).tolist()
+    >>> run_first_kmeans(np.array([[5.0], [5.1], [0.0]]), 2, np.ones(3)).tolist()
     [0, 0, 1]
     """
     from sklearn.cluster import KMeans
@@ -62,20 +73,27 @@ def first_kmeans(
         kmeans = KMeans(k, n_init=starts, random_state=seed, tol=0)
         labels = kmeans.fit(features, sample_weight=weights / weights.mean()).labels_
         if sizes is None or sizes.met(labels):
-            return numbered(labels)
-        placed = numbered(
-            _first_under_floor(
+            return number_labels(labels)
+        placed = number_labels(
+            _start_under_floor(
                 features, min(k, sizes.clusters), weights, starts, seed, sizes
             )
         )
-        sizes.note(renamed(labels, placed, k), placed)
+        sizes.note(rename_labels(labels, placed, k), placed)
         return placed
 
 
-def matched(labels: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def match_clusters(
+    labels: np.ndarray,
+    rows: np.ndarray,
+) -> np.ndarray:
     """For each cluster a column: those pairs for which the sum of the members' entries is least.
 
-    >>> matched(np.array([0, 0, 1]), np.array([[3.0, 1.0], [3.0, 2.0], [4.0, 4.5]])).tolist()
+    Args:
+        labels: the cluster of each row ``(m,)``.
+        rows: ``(m, K)``.
+
+    >>> match_clusters(np.array([0, 0, 1]), np.array([[3.0, 1.0], [3.0, 2.0], [4.0, 4.5]])).tolist()
     [1, 0]
     """
     from scipy.optimize import linear_sum_assignment
@@ -84,18 +102,27 @@ def matched(labels: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.asarray(linear_sum_assignment(costs)[1])
 
 
-def renamed(labels: np.ndarray, others: np.ndarray, k: int) -> np.ndarray:
+def rename_labels(
+    labels: np.ndarray,
+    others: np.ndarray,
+    k: int,
+) -> np.ndarray:
     """The labels under the names 0..k-1 of other ones for the same rows, such that as many as can be agree.
 
-    >>> renamed(np.array([1, 1, 0, 2]), np.array([0, 0, 1, 1]), 3).tolist()
+    Args:
+        labels: the cluster of each row ``(m,)``.
+        others: other labels of the same rows ``(m,)``.
+        k: the number of clusters.
+
+    >>> rename_labels(np.array([1, 1, 0, 2]), np.array([0, 0, 1, 1]), 3).tolist()
     [0, 0, 1, 2]
     """
-    return matched(labels, -(others[:, None] == np.arange(k)).astype(np.float64))[
-        labels
-    ]
+    return match_clusters(
+        labels, -(others[:, None] == np.arange(k)).astype(np.float64)
+    )[labels]
 
 
-def _first_under_floor(
+def _start_under_floor(
     points: np.ndarray,
     k: int,
     weights: np.ndarray,
@@ -109,21 +136,29 @@ def _first_under_floor(
     random = np.random.RandomState(seed)
     candidates: list[tuple[int, float, np.ndarray]] = []
     for _ in range(starts):
-        first = kmeans_plusplus(points, k, sample_weight=weights, random_state=random)[
-            0
-        ]
-        labels = lloyd(points, first, weights, sizes=sizes)
-        centres = _centres(points, labels, weights, first)
-        spread = squared_distances(points, centres, weights)[
-            range(len(labels)), labels
-        ].sum()
-        candidates.append((-len(set(labels.tolist())), float(spread), centres))
+        first, _ = kmeans_plusplus(
+            points, k, sample_weight=weights, random_state=random
+        )
+        labels = run_lloyd(points, first, weights, sizes=sizes)
+        centres = _average_members(points, labels, weights, first)
+        distances = compute_squared_distances(points, centres, weights)
+        spread = float(distances[range(len(labels)), labels].sum())
+        candidates.append((-len(set(labels.tolist())), spread, centres))
+    # The best start has the most clusters, and of those the smallest spread.
     _, _, centres = min(candidates, key=lambda fit: fit[:2])
-    return closest(points, centres, weights, sizes, needed=range(k))
+    return assign_closest(points, centres, weights, sizes, needed=range(k))
 
 
-def nearest(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Index of the nearest centre (Euclidean), ``(m,)``; ties to the lowest."""
+def find_nearest(
+    features: np.ndarray,
+    centres: np.ndarray,
+) -> np.ndarray:
+    """Index of the nearest centre (Euclidean), ``(m,)``; ties to the lowest.
+
+    Args:
+        features: ``(m, d)``.
+        centres: ``(k, d)``.
+    """
     from sklearn.metrics import pairwise_distances_argmin
 
     # Models differ little compared with their size: subtract what they share before squaring. The median ignores a
@@ -132,23 +167,39 @@ def nearest(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
     return np.asarray(pairwise_distances_argmin(features - origin, centres - origin))
 
 
-def closest(
+def assign_closest(
     features: np.ndarray,
     centres: np.ndarray,
     weights: np.ndarray,
     sizes: Sizes | None,
     needed: Collection[int] = (),
 ) -> np.ndarray:
-    """As `nearest`, but where that leaves a cluster too small: the E-step of k-means with minimum sizes."""
-    labels = nearest(features, centres)
-    costs = partial(squared_distances, features, centres, weights)
+    """As `find_nearest`, but where that leaves a cluster too small: the E-step of k-means with minimum sizes.
+
+    Args:
+        features: ``(m, d)``.
+        centres: ``(k, d)``.
+        weights: ``(m,)``, positive.
+        sizes: the minimum sizes; None for none.
+        needed: clusters that should be in use.
+    """
+    labels = find_nearest(features, centres)
+    costs = partial(compute_squared_distances, features, centres, weights)
     return labels if sizes is None else sizes.assigned(labels, costs, needed)
 
 
-def squared_distances(
-    features: np.ndarray, centres: np.ndarray, weights: np.ndarray
+def compute_squared_distances(
+    features: np.ndarray,
+    centres: np.ndarray,
+    weights: np.ndarray,
 ) -> np.ndarray:
-    """Weighted squared distances ``(m, k)`` of features and centres, float64."""
+    """Weighted squared distances ``(m, k)`` of features and centres, float64.
+
+    Args:
+        features: ``(m, d)``.
+        centres: ``(k, d)``.
+        weights: ``(m,)``, positive.
+    """
     from sklearn.metrics.pairwise import euclidean_distances
 
     origin = np.median(centres, axis=0)
@@ -157,7 +208,7 @@ def squared_distances(
     )
 
 
-def lloyd(
+def run_lloyd(
     features: np.ndarray,
     centres: np.ndarray,
     weights: np.ndarray,
@@ -172,21 +223,28 @@ def lloyd(
     If a cluster of the result is too small for ``sizes``, or had members before and has none, k-means with minimum
     sizes takes its place. Features are ``(m, d)``, centres ``(k, d)``, and weights ``(m,)``, positive.
 
+    Args:
+        features: ``(m, d)``.
+        centres: ``(k, d)``.
+        weights: ``(m,)``, positive.
+        max_steps: the largest number of steps.
+        sizes: the minimum sizes; None for none.
+
     Returns:
         Labels ``(m,)``, label j for the cluster that started at ``centres[j]``.
 
-    >>> lloyd(np.array([[0.0], [1.0], [9.0]]), np.array([[8.0], [2.0], [99.0]]), np.ones(3)).tolist()
+    >>> run_lloyd(np.array([[0.0], [1.0], [9.0]]), np.array([[8.0], [2.0], [99.0]]), np.ones(3)).tolist()
     [1, 1, 0]
     """
-    labels = _steps(features, centres, weights, max_steps, None)
+    labels = _take_steps(features, centres, weights, max_steps, None)
     if sizes is None or sizes.met(labels):
         return labels
-    placed = _steps(features, centres, weights, max_steps, sizes)
+    placed = _take_steps(features, centres, weights, max_steps, sizes)
     sizes.note(labels, placed)
     return placed
 
 
-def _steps(
+def _take_steps(
     features: np.ndarray,
     centres: np.ndarray,
     weights: np.ndarray,
@@ -194,27 +252,29 @@ def _steps(
     sizes: Sizes | None,
 ) -> np.ndarray:
     centres = centres.astype(np.float64)
-    labels = closest(features, centres, weights, sizes)
+    labels = assign_closest(features, centres, weights, sizes)
     needed = () if sizes is None else sizes.used(labels)
     for _ in range(max_steps):
-        centres = _centres(features, labels, weights, centres)
-        moved = closest(features, centres, weights, sizes, needed)
+        centres = _average_members(features, labels, weights, centres)
+        moved = assign_closest(features, centres, weights, sizes, needed)
         if (moved == labels).all():
             break
         labels = moved
     return labels
 
 
-def _centres(
-    features: np.ndarray, labels: np.ndarray, weights: np.ndarray, before: np.ndarray
+def _average_members(
+    features: np.ndarray,
+    labels: np.ndarray,
+    weights: np.ndarray,
+    before: np.ndarray,
 ) -> np.ndarray:
     """The M-step: weighted means ``(k, d)``, an empty cluster's centre where it was."""
-    member_weights = np.where(
-        labels[:, None] == np.arange(len(before)), weights[:, None], 0.0
-    )  # (m, k)
+    is_member = labels[:, None] == np.arange(len(before))  # (m, k)
+    member_weights = np.where(is_member, weights[:, None], 0.0)
     used = member_weights.any(axis=0)
+    sums = member_weights.T @ features
+    totals = member_weights.sum(axis=0)
     centres = before.copy()
-    centres[used] = (member_weights.T @ features)[used] / member_weights.sum(axis=0)[
-        used, None
-    ]
+    centres[used] = sums[used] / totals[used, None]
     return centres

@@ -174,6 +174,9 @@ def check_types(instance: Any, where: str) -> None:
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
+        choices = field.metadata.get(SETTING, {}).get("choices")
+        if value is not None and choices:
+            continue  # the setting's bounds name the choices
         if not _accepts(value, hints[field.name]):
             name = field.metadata.get(SETTING, {}).get("name") or field.name
             wanted = str(field.type).removeprefix("<class '").removesuffix("'>")

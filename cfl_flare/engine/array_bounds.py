@@ -15,7 +15,7 @@ import numpy as np
 
 from cfl_flare.engine.clipping import Excess
 from cfl_flare.methods import Update
-from cfl_flare.methods.state import Mapped, heads
+from cfl_flare.methods.state import Mapped, read_heads
 
 # The name and the shape of an array.
 Sort = tuple[str, tuple[int, ...]]
@@ -56,7 +56,7 @@ def bound_arrays(
 def _sort_arrays(updates: Sequence[Update]) -> dict[Sort, dict[str, np.ndarray]]:
     """Collects the arrays of a round by name and shape, then by participant."""
     sorts: dict[Sort, dict[str, np.ndarray]] = {}
-    for update in heads(updates):
+    for update in read_heads(updates):
         for name, array in update.arrays.items():
             arrays = sorts.setdefault((name, array.shape), {})
             arrays[update.participant] = array

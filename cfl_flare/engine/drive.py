@@ -14,7 +14,7 @@ from cfl_flare.core.params import Params
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Task
-from cfl_flare.methods.slots import with_parts
+from cfl_flare.methods.slots import add_parts
 from cfl_flare.results.store import Checkpoint, Store
 from cfl_flare.training.ensemble import Served
 
@@ -140,7 +140,7 @@ class InProcess:
 
     def exchange(self, server: Server, tasks: Mapping[str, Task]) -> bool:
         number = server.state.round
-        models = with_parts(
+        models = add_parts(
             server.bank, [slot for task in tasks.values() for slot in task.needed]
         )
         on_served = (

@@ -17,7 +17,7 @@ from cfl_flare.core.files import append, json_lines, make_folder
 from cfl_flare.core.params import Params
 from cfl_flare.core.shares import exposed
 from cfl_flare.methods import Participant, ServerState, Update
-from cfl_flare.methods.state import heads
+from cfl_flare.methods.state import read_heads
 from cfl_flare.results import schema
 
 # The folder below a server's state root with the means that it made.
@@ -157,7 +157,7 @@ def _members_of_means(
 ) -> list[list[list[str]]]:
     """The members of each of a round's means: each a site, and the slot from which it trained."""
     members: dict[str, set[tuple[str, str]]] = {}
-    for update in heads(updates):
+    for update in read_heads(updates):
         site = participants[update.participant].site
         for slot, (mean, _) in (update.counts_in or {}).items():
             members.setdefault(mean, set()).add((site, slot))

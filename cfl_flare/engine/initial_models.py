@@ -18,7 +18,7 @@ from cfl_flare.core.errors import ConfigError, DataError, PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data.files import read_npz
 from cfl_flare.methods import Method
-from cfl_flare.training.resident import untrained
+from cfl_flare.training.resident import build_untrained
 
 
 def read_checkpoint(path: Path, layout: Layout) -> Params:
@@ -126,7 +126,7 @@ def check_initial(
     )
     seeds: set[int] = set()
 
-    def untrained(index: int) -> Params:
+    def build_untrained(index: int) -> Params:
         seeds.add(index)
         return Params(
             layout,
@@ -134,7 +134,7 @@ def check_initial(
             np.zeros(layout.counter_size, np.int64),
         )
 
-    method.start(untrained)
+    method.start(build_untrained)
     require(
         len(seeds) <= 1,
         f"run: {given}: method {method.label} begins with {len(seeds)} different models, which one that is given would "
@@ -172,7 +172,7 @@ def initial_models(
     indices: dict[bytes, int] = {}
 
     def drawn(index: int) -> Params:
-        model = untrained(make_model, seed, index).take(layout)
+        model = build_untrained(make_model, seed, index).take(layout)
         first = indices.setdefault(hashlib.sha256(model.vector.data).digest(), index)
         require(
             first == index,

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cfl_flare.clustering.floor import Census, Floor
-from cfl_flare.clustering.kmeans import squared_distances
-from cfl_flare.clustering.measures import points
+from cfl_flare.clustering.kmeans import compute_squared_distances
+from cfl_flare.clustering.measures import compute_points
 from cfl_flare.core.config import require
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
-from cfl_flare.methods.state import heads
+from cfl_flare.methods.state import read_heads
 from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.results.remarks import (
     MOVED,
@@ -78,7 +78,7 @@ class ClusterFloor:
 
     @property
     def possible(self) -> int:
-        return self.shown_to(ServerState({})).possible(self._method.clusters)
+        return self.shown_to(ServerState({})).count_possible(self._method.clusters)
 
     def shown_to(self, state: ServerState) -> ServerState:
         """A state from which a method can ask what its clusters need."""
@@ -165,20 +165,20 @@ def under_floor(
     """The assignment of a method that left a cluster too small: the cheapest one without small clusters.
 
     Methods of this package ask `ServerState.sizes` while they assign, and leave nothing to do but where a participant
-    joins late. Costs are squared distances of a participant's vector (`Method.vector`) to a cluster: to the mean
-    vector of its members in this round, or to its centre if all are absent. Where participants choose themselves, or
-    the M-step takes no other assignment, it stays as it is.
+    joins late. Costs are squared distances of a participant's vector (`Method.compute_vector`) to a cluster: to the
+    mean vector of its members in this round, or to its centre if all are absent. Where participants choose
+    themselves, or the M-step takes no other assignment, it stays as it is.
     """
     census = before.census
     if census is None or not assignment or not method.traits.mergeable:
         return assignment
     everyone = {**before.assignment, **assignment}
-    chosen = any(u.cluster is not None for u in heads(updates))
+    chosen = any(u.cluster is not None for u in read_heads(updates))
     if chosen or not census.small(everyone.items()):
         return assignment
     clustering, names = (
         Clustering.of(method, before),
-        [u.participant for u in heads(updates)],
+        [u.participant for u in read_heads(updates)],
     )
     labels = np.array([assignment[name] for name in names])
 
@@ -186,7 +186,9 @@ def under_floor(
         clusters = sorted(set(everyone.values()))
         absent = {k: clustering.centre(before, k) for k in clusters if k not in labels}
         centres = {k: centre for k, centre in absent.items() if centre is not None}
-        at = points(chain(map(clustering.vector, updates), centres.values()))
+        at = compute_points(
+            chain(map(clustering.compute_vector, updates), centres.values())
+        )
         means = dict(zip(centres, at[len(names) :]))
         means |= {
             k: at[: len(names)][labels == k].mean(axis=0, dtype=np.float64)
@@ -195,7 +197,7 @@ def under_floor(
         }
         distances = np.full((len(names), clusters[-1] + 1), np.inf)
         for k, mean in means.items():
-            distances[:, k] = squared_distances(
+            distances[:, k] = compute_squared_distances(
                 at[: len(names)], mean[None], np.ones(len(names))
             )[:, 0]
         return distances

@@ -39,7 +39,7 @@ from cfl_flare.engine.indicator import Logits, logits_for
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result, Task, check_arrays
 from cfl_flare.methods import Groups, Method, ServerState, build_method
-from cfl_flare.methods.slots import is_cluster, with_parts
+from cfl_flare.methods.slots import add_parts, is_cluster
 from cfl_flare.methods.state import Predict
 from cfl_flare.results.gate import check_file
 from cfl_flare.results.metrics import average, leading, reported
@@ -73,7 +73,7 @@ class Newcomer:
     metrics: dict[str, float]
 
 
-def join(
+def join_run(
     method: Method,
     state: ServerState,
     site: Site,
@@ -92,7 +92,8 @@ def join(
     """
     require_whole("newcomer", rounds=rounds)
     site.memory[name] = {}
-    first, stayed = state.round, 0
+    first = state.round
+    stayed = 0
     while stayed < rounds:
         placed = is_placed(method, state, name)
         if not placed and state.round - first >= MOST:
@@ -126,10 +127,20 @@ def join(
     )
 
 
-def is_placed(method: Method, state: ServerState, name: str) -> bool:
-    """Whether a participant is sent the model of the cluster in which it will stay, or there is none for it."""
+def is_placed(
+    method: Method,
+    state: ServerState,
+    name: str,
+) -> bool:
+    """Whether a participant is sent the model of the cluster in which it will stay, or there is none for it.
+
+    Args:
+        method: the method.
+        state: the state of the finished run.
+        name: the newcomer's name.
+    """
     sent = method.distribute(state, name)
-    if not method.clusters_in(state) or not sent.trains:
+    if not method.count_clusters(state) or not sent.trains:
         return True
     return name in state.assignment and any(map(is_cluster, sent.slots))
 
@@ -145,7 +156,7 @@ def _result(
     sent = method.distribute(state, name)
     task = Task.of(sent, train=train, evaluate=not train)
     result = site.carry_out(
-        name, task, with_parts(state.bank, task.slots), state.round, **settings
+        name, task, add_parts(state.bank, task.slots), state.round, **settings
     )
     if result.error is not None:
         raise RunFailedError(
@@ -159,12 +170,16 @@ def _result(
             f"{name}: its training ended with NaN or infinity; look for outliers in its samples"
         )
     check_arrays(name, update.arrays, sent.arrays)
-    main = next(iter(sent.expected(update.cluster)), None)
+    main = next(iter(sent.list_expected(update.cluster)), None)
     return replace(result, update=replace(update, main=main))
 
 
-def joining_rule(method: Method) -> str:
-    """The rule by which newcomers are placed, in a few words; empty if there are no clusters."""
+def describe_joining(method: Method) -> str:
+    """The rule by which newcomers are placed, in a few words; empty if there are no clusters.
+
+    Args:
+        method: the method.
+    """
     return method.traits.joins_by or (
         "the method's own assignment" if method.clusters else ""
     )
@@ -184,7 +199,11 @@ class Finished:
         PayloadError: the state is damaged, or of another model.
     """
 
-    def __init__(self, run: str | Path, authorize: Callable[[str], None] | None = None):
+    def __init__(
+        self,
+        run: str | Path,
+        authorize: Callable[[str], None] | None = None,
+    ):
         self.folder = the_run(run)
         self.summary = load_run(self.folder).summary
         require(
@@ -218,7 +237,8 @@ class Finished:
             training = from_dict(
                 TrainSettings, {**self.summary["training"], "dp": None}, "training"
             )  # nothing leaves
-            seed, private = self.summary["seed"], self.summary.get("private")
+            seed = self.summary["seed"]
+            private = self.summary.get("private")
             self._site = Site(
                 self.method,
                 self.make_model,
@@ -234,7 +254,7 @@ class Finished:
                 len(self.summary["participants"]) * max(1, self.state.round),
                 len(self.state.bank),
             )
-            clusters = self.method.clusters_in(self.state)
+            clusters = self.method.count_clusters(self.state)
             known = all(
                 count(k) and k < clusters for k in self.state.assignment.values()
             )
@@ -271,7 +291,8 @@ class Finished:
             ConfigError: the method needs a file and there is none, or it needs none.
             DataError: it cannot be read, or does not fit the model.
         """
-        wanted, where = self.method.traits.indicator, f"method {self.method.label}"
+        wanted = self.method.traits.indicator
+        where = f"method {self.method.label}"
         if wanted is None:
             require(
                 file is None,
@@ -301,11 +322,19 @@ class Finished:
         rounds: int = 1,
         group: str | None = None,
     ) -> Newcomer:
-        """Lets a participant join; see `join`. ``group`` is its label, after a run of given groups.
+        """Lets a participant join; see `join_run`. ``group`` is its label, after a run of given groups.
 
         A ConfigError says that its name is taken, or that there is no such group.
+
+        Args:
+            data: the newcomer's samples.
+            logits: predicts on the indicator samples; None for a method that needs
+                none.
+            rounds: rounds in which a newcomer takes part once it has a cluster.
+            group: the newcomer's label; None for none.
         """
-        method, state = self.method, self.state
+        method = self.method
+        state = self.state
         if group is not None:
             if not isinstance(method, Groups):
                 raise ConfigError(
@@ -324,10 +353,19 @@ class Finished:
         )
         self._site.add([data])
         with self._reading():
-            return join(method, state, self._site, data.name, logits, rounds)
+            return join_run(method, state, self._site, data.name, logits, rounds)
 
-    def save(self, newcomer: Newcomer, folder: Path) -> Path:
-        """Writes what a newcomer predicts with into a folder, for `read_model` of the results; returns the file."""
+    def save(
+        self,
+        newcomer: Newcomer,
+        folder: Path,
+    ) -> Path:
+        """Writes what a newcomer predicts with into a folder, for `read_model` of the results; returns the file.
+
+        Args:
+            newcomer: the newcomer.
+            folder: where to write.
+        """
         task = self.summary["training"].get("task", CLASSES)
         preparation = self._site.hosted[newcomer.name].preparation
         save_served(
@@ -343,11 +381,18 @@ class Finished:
 
 
 def onboard_unseen(
-    run: str | Path, source: DataSource, rounds: int = 1
+    run: str | Path,
+    source: DataSource,
+    rounds: int = 1,
 ) -> dict[str, Any]:
     """Lets all participants that a simulation held back join its finished run, each separately.
 
     Means are weighted by n_i, as in the run's own summary. Each takes part in ``rounds`` rounds once it is placed.
+
+    Args:
+        run: the folder of the run.
+        source: the data source of the run.
+        rounds: rounds in which a newcomer takes part once it has a cluster.
 
     Returns:
         The content of ``newcomers.json`` in the run's folder: means, an entry for each that joined, and why others
@@ -372,7 +417,8 @@ def onboard_unseen(
         lambda: source,
         finished.summary["seed"],
     )
-    joined, failed = {}, {}
+    joined = {}
+    failed = {}
     for person in people:
         try:
             joined[person.name] = finished.join(person, logits, rounds)
@@ -385,7 +431,7 @@ def onboard_unseen(
         (name, measured[key]) for name, measured in metrics.items() if key in measured
     )
     content = {
-        "joins_by": joining_rule(finished.method),
+        "joins_by": describe_joining(finished.method),
         "rounds": rounds,
         **average(
             metrics, {person.name: float(len(person.train)) for person in people}

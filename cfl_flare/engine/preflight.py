@@ -33,7 +33,7 @@ from cfl_flare.engine.site import check_dp, check_private
 from cfl_flare.methods import Participant
 from cfl_flare.results.gate import check_file
 from cfl_flare.results.metrics import POOLED, POOLED_F1
-from cfl_flare.training.histograms import score_shape
+from cfl_flare.training.histograms import read_score_shape
 from cfl_flare.training.measures import RANGES
 from cfl_flare.training.resident import ResidentModel
 from cfl_flare.training.settings import TrainSettings
@@ -104,7 +104,7 @@ def _check_fit(plan: RunPlan) -> Division:
     if (remark := plan.server.early_stopping.unordered) is not None:
         logger.warning("run: %s", remark)
     if not scripted:
-        score_shape(training, division.layout)
+        read_score_shape(training, division.layout)
     path = plan.job.initial_ckpt
     if path is not None:
         both = "run: initial_ckpt and resume_from both say where to start; give one of them"

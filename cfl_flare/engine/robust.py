@@ -17,20 +17,20 @@ import numpy as np
 
 from cfl_flare.clustering.floor import LARGEST_SHARE, Floor
 from cfl_flare.clustering.robust import (
-    coordinate_median,
-    isolated,
-    multi_krum,
-    opposed,
-    trimmed_mean,
+    compute_median,
+    compute_trimmed_mean,
+    find_isolated,
+    find_opposed,
+    select_by_krum,
 )
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.shares import bounded_weights, sums_by
-from cfl_flare.engine.clipping import layer_slices
+from cfl_flare.engine.clipping import list_layers
 from cfl_flare.engine.min_cluster_size import ROUNDED, small_means
 from cfl_flare.engine.settings import FEWEST_RANKED, ServerSettings
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
-from cfl_flare.methods.state import Counts, Mapped, heads, without
+from cfl_flare.methods.state import Counts, Mapped, leave_out, read_heads
 from cfl_flare.methods.wrapper import Clustering
 from cfl_flare.results.remarks import ARRAYS, CAPPED
 
@@ -42,8 +42,16 @@ Lowered = dict[str, list[float]]
 Member = tuple[str, np.ndarray, float]
 
 
-def check_robust(method: Method, settings: ServerSettings) -> None:
-    """Raises a ConfigError if the method's M-step is not made of means, and the run asks for another statistic."""
+def check_robust(
+    method: Method,
+    settings: ServerSettings,
+) -> None:
+    """Raises a ConfigError if the method's M-step is not made of means, and the run asks for another statistic.
+
+    Args:
+        method: the method.
+        settings: the settings of the run.
+    """
     averages = method.traits.averages_only or method.traits.mergeable
     require(
         settings.aggregation == "mean" or averages,
@@ -69,19 +77,23 @@ class Guard:
     ):
         check_robust(method, settings)
         self.notes: dict[str, Any] = {}
-        self._method, self._settings, self._participants = (
-            method,
-            settings,
-            participants,
-        )
+        self._method = method
+        self._settings = settings
+        self._participants = participants
 
     def outliers(
-        self, before: ServerState, updates: Sequence[Update]
+        self,
+        before: ServerState,
+        updates: Sequence[Update],
     ) -> dict[str, str]:
         """Up to ``byzantine`` participants to leave out, and why.
 
         First those that are isolated: by what the method compares, or in any layer of what they learned. Then those
         opposed to the others that trained the same model. The rows are in memory; the cost is linear in their length.
+
+        Args:
+            before: the server's state when the models were sent.
+            updates: the updates of the round.
         """
         if not self._settings.reject_outliers:
             return {}
@@ -101,10 +113,10 @@ class Guard:
             layout = members[0][1].layout
             layers = [
                 place
-                for place in layer_slices(layout).values()
+                for place in list_layers(layout).values()
                 if place.stop <= layout.parameter_size
             ]
-            against = opposed(
+            against = find_opposed(
                 [diff.vector for _, diff in members], self._settings.byzantine, layers
             )
             cosines |= {members[i][0]: cosine for i, cosine in against.items()}
@@ -115,22 +127,25 @@ class Guard:
         return dict(list(reasons.items())[: self._settings.byzantine])
 
     def _isolated(
-        self, before: ServerState, updates: Sequence[Update]
+        self,
+        before: ServerState,
+        updates: Sequence[Update],
     ) -> dict[str, float]:
-        """Participants far from all others, and how many times too far, the furthest first; see `isolated`."""
-        clustering, traits = Clustering.of(self._method, before), self._method.traits
+        """Participants far from all others, and how many times too far, the furthest first; see `find_isolated`."""
+        clustering = Clustering.of(self._method, before)
+        traits = self._method.traits
         server_compares = bool(self._method.clusters) and not traits.assigns_on_site
         if server_compares and traits.compares_models:  # but not in CAM's warm-up
             server_compares = all(
-                clustering.seen(u).diffs for u in heads(updates) if u.diffs
+                clustering.seen(u).diffs for u in read_heads(updates) if u.diffs
             )
         rows: dict[Layout | None, dict[str, np.ndarray]] = {}
         for update in updates:
             if server_compares and (
                 update.diffs if traits.compares_models else update.arrays
             ):
-                rows.setdefault(None, {})[update.participant] = clustering.vector(
-                    update
+                rows.setdefault(None, {})[update.participant] = (
+                    clustering.compute_vector(update)
                 )
             if update.diffs:
                 rows.setdefault(update.main_diff.layout, {})[update.participant] = (
@@ -138,8 +153,10 @@ class Guard:
                 )
         far: dict[str, float] = {}
         for layout, of in rows.items():
-            layers = None if layout is None else list(layer_slices(layout).values())
-            isolation = isolated(list(of.values()), self._settings.byzantine, layers)
+            layers = None if layout is None else list(list_layers(layout).values())
+            isolation = find_isolated(
+                list(of.values()), self._settings.byzantine, layers
+            )
             for i, times in isolation.items():
                 name = list(of)[i]
                 far[name] = max(times, far.get(name, times))
@@ -148,29 +165,41 @@ class Guard:
         )
 
     def weighed(self, updates: Sequence[Update]) -> Sequence[Update]:
-        """The updates as the E-step takes them; no site has too large a share of their weights."""
+        """The updates as the E-step takes them; no site has too large a share of their weights.
+
+        Args:
+            updates: the updates of the round.
+        """
         if self._settings.max_weight_share is None:
             return updates
-        weights = {u.participant: self._method.weight(u) for u in heads(updates)}
+        weights = {u.participant: self._method.weight(u) for u in read_heads(updates)}
         bounded = bounded_weights(weights, self._sites, self._settings.max_weight_share)
         return Mapped(
             updates, lambda update: replace(update, weight=bounded[update.participant])
         )
 
     def averaged(
-        self, before: ServerState, updates: Sequence[Update], assignment: Assignment
+        self,
+        before: ServerState,
+        updates: Sequence[Update],
+        assignment: Assignment,
     ) -> Sequence[Update]:
         """The updates as the M-step takes them, with the means in which they count.
 
         ``notes`` then say whose models are not in the round's means.
+
+        Args:
+            before: the server's state when the models were sent.
+            updates: the updates of the round.
+            assignment: the cluster of each participant.
         """
         self.notes = {}
         weights: dict[Counted, float] = {}
-        for update in heads(updates):
+        for update in read_heads(updates):
             weights |= self._weights(before, update, assignment)
         if self._settings.hold_small_clusters:
             updates, weights = self._held_back(updates, weights)
-        weights, lowered = bounded_means(weights, self._sites, self._settings)
+        weights, lowered = bound_means(weights, self._sites, self._settings)
         self.notes |= {CAPPED: lowered} if lowered else {}
         if self._settings.hold_small_clusters:
             updates = self._arrays_held_back(updates, weights)
@@ -182,14 +211,18 @@ class Guard:
         )
 
     def _weights(
-        self, before: ServerState, update: Update, assignment: Assignment
+        self,
+        before: ServerState,
+        update: Update,
+        assignment: Assignment,
     ) -> dict[Counted, float]:
         """The weights that the method gives an update.
 
         Raises a ConfigError if one is not of this update, or moves a site's sum, which is of models of one slot.
         """
         counts = self._method.counts_in(before, update, assignment)
-        name, where = update.participant, f"method {self._method.label}: counts_in"
+        name = update.participant
+        where = f"method {self._method.label}: counts_in"
         unknown = sorted(counts.keys() - update.diffs.keys())
         require(not unknown, f"{where} names {unknown}, which {name} did not train")
         for slot, (mean, weight) in counts.items():
@@ -210,7 +243,9 @@ class Guard:
         }
 
     def _held_back(
-        self, updates: Sequence[Update], weights: Mapping[Counted, float]
+        self,
+        updates: Sequence[Update],
+        weights: Mapping[Counted, float],
     ) -> tuple[Sequence[Update], dict[Counted, float]]:
         """Leaves out the means that too few sites make, and the participants whose models count nowhere then."""
         members: dict[str, dict[str, float]] = {}
@@ -218,25 +253,27 @@ class Guard:
             members.setdefault(mean, {})[name] = weight
         counted = ((name, mean, weight) for (name, _, mean), weight in weights.items())
         small = small_means(
-            heads(updates), counted, self._participants, self._settings.floor
+            read_heads(updates), counted, self._participants, self._settings.floor
         )
         held = {name for mean in small for name in members[mean]}
-        held |= {u.participant for u in heads(updates) if u.carrier in held}
+        held |= {u.participant for u in read_heads(updates) if u.carrier in held}
         self.notes |= {"held_back": sorted(held)} if held else {}
         left = {
             counted: weight
             for counted, weight in weights.items()
             if counted[2] not in small
         }
-        return without(updates, held - {name for name, _, _ in left}), left
+        return leave_out(updates, held - {name for name, _, _ in left}), left
 
     def _arrays_held_back(
-        self, updates: Sequence[Update], weights: Mapping[Counted, float]
+        self,
+        updates: Sequence[Update],
+        weights: Mapping[Counted, float],
     ) -> Sequence[Update]:
         """Takes out arrays that sites' filters have left to too few sites, or mostly to one."""
         diffs = {
             (u.participant, slot): diff
-            for u in heads(updates)
+            for u in read_heads(updates)
             for slot, diff in u.diffs.items()
         }
         if all(diff.present is None for diff in diffs.values()):
@@ -250,7 +287,7 @@ class Guard:
                 if diff.present is None or diff.present[i]:
                     counted.append((name, (mean, entry.name), weight))
         small = small_means(
-            heads(updates),
+            read_heads(updates),
             counted,
             self._participants,
             self._settings.floor,
@@ -273,10 +310,8 @@ class Guard:
     @property
     def _largest_share(self) -> float:
         """The largest share of a site in the weight of an array, or of the models that a robust statistic uses."""
-        share, bounded = (
-            self._settings.max_weight_share,
-            (self._settings.min_sites_per_cluster or 1) > 1,
-        )
+        share = self._settings.max_weight_share
+        bounded = (self._settings.min_sites_per_cluster or 1) > 1
         return max(share, LARGEST_SHARE) if bounded and share is not None else 1.0
 
     @property
@@ -286,7 +321,9 @@ class Guard:
         }
 
     def _robust(
-        self, before: ServerState, updates: Sequence[Update]
+        self,
+        before: ServerState,
+        updates: Sequence[Update],
     ) -> Sequence[Update]:
         """Replaces each model by the one that leads to the robust statistic of the mean in which it counts.
 
@@ -300,16 +337,15 @@ class Guard:
             for slot, (mean, weight) in (update.counts_in or {}).items():
                 model = (before.bank[slot] + update.diffs[slot]).vector
                 members.setdefault(mean, []).append((update.participant, model, weight))
-                layers[mean] = list(layer_slices(before.bank[slot].layout).values())
+                layers[mean] = list(list_layers(before.bank[slot].layout).values())
         left_out: set[str] = set()
         used = {
             mean: self._used(of, layers[mean], left_out) for mean, of in members.items()
         }
-        held = (
-            self._too_few(updates, used)
-            if self._settings.hold_small_clusters
-            else set()
-        )
+        if self._settings.hold_small_clusters:
+            held = self._too_few(updates, used)
+        else:
+            held = set()
         models = {
             mean: self._statistic(of) for mean, of in used.items() if mean not in held
         }
@@ -331,7 +367,9 @@ class Guard:
         return Mapped(updates, seen)
 
     def _too_few(
-        self, updates: Sequence[Update], used: Mapping[str, Sequence[Member]]
+        self,
+        updates: Sequence[Update],
+        used: Mapping[str, Sequence[Member]],
     ) -> set[str]:
         """The means whose robust statistic uses too few sites, or mostly one."""
         floor = Floor(
@@ -343,15 +381,18 @@ class Guard:
             for name, _, weight in members
         )
         return small_means(
-            heads(updates), counted, self._participants, floor, self._largest_share
+            read_heads(updates), counted, self._participants, floor, self._largest_share
         )
 
     def _used(
-        self, members: Sequence[Member], layers: Sequence[slice], left_out: set[str]
+        self,
+        members: Sequence[Member],
+        layers: Sequence[slice],
+        left_out: set[str],
     ) -> Sequence[Member]:
         if self._settings.aggregation != "krum":
             return members
-        selected = multi_krum(
+        selected = select_by_krum(
             [row for _, row, _ in members], self._settings.byzantine, layers
         )
         left_out.update(
@@ -360,18 +401,19 @@ class Guard:
         return [members[i] for i in selected]
 
     def _statistic(self, members: Sequence[Member]) -> np.ndarray:
-        rows, weights = (
-            [row for _, row, _ in members],
-            [weight for _, _, weight in members],
-        )
+        rows = [row for _, row, _ in members]
+        weights = [weight for _, _, weight in members]
         if self._settings.aggregation == "median":
-            return coordinate_median(rows, weights)
+            return compute_median(rows, weights)
         if self._settings.aggregation == "trimmed_mean":
-            return trimmed_mean(rows, self._settings.byzantine, weights)
+            return compute_trimmed_mean(rows, self._settings.byzantine, weights)
         return np.average(rows, axis=0, weights=np.array(weights)).astype(np.float32)
 
 
-def _counting(update: Update, counts: Mapping[str, Counts]) -> Update:
+def _counting(
+    update: Update,
+    counts: Mapping[str, Counts],
+) -> Update:
     """An update with the models that count, the means in which they do, and its weight in that of its main model."""
     counts_in = counts.get(update.participant, {})
     diffs = {slot: diff for slot, diff in update.diffs.items() if slot in counts_in}
@@ -381,14 +423,21 @@ def _counting(update: Update, counts: Mapping[str, Counts]) -> Update:
     return replace(update, diffs=diffs, counts_in=counts_in, weight=weight)
 
 
-def bounded_means(
-    weights: Mapping[Counted, float], sites: Mapping[str, str], settings: ServerSettings
+def bound_means(
+    weights: Mapping[Counted, float],
+    sites: Mapping[str, str],
+    settings: ServerSettings,
 ) -> tuple[dict[Counted, float], Lowered]:
     """Weights in means, lowered until no site has more than ``max_weight_share`` of one, and whose share that lowered.
 
     In a median or trimmed mean, ``byzantine`` participants have less than half of the weight as well, whatever they
     claim: each has 1 / (2 * byzantine + 1) at most. Where means are held back, nobody has more of a median than one of
     `FEWEST_RANKED` equal participants: of its parameters, about as many are one participant's own.
+
+    Args:
+        weights: the weight of each model in each mean.
+        sites: the site of each participant.
+        settings: the settings of the run.
     """
     fewest = 2 * settings.byzantine + 1
     if settings.aggregation == "median" and settings.hold_small_clusters:
@@ -410,7 +459,8 @@ def bounded_means(
 
 
 def _lowered(
-    before: Mapping[Hashable, float], after: Mapping[Hashable, float]
+    before: Mapping[Hashable, float],
+    after: Mapping[Hashable, float],
 ) -> Lowered:
     totals = [sum(of.values()) or 1.0 for of in (before, after)]
     shares = {

@@ -20,14 +20,14 @@ from cfl_flare.core.files import atomic_write
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.text import plain, shown
 from cfl_flare.engine.array_bounds import bound_arrays
-from cfl_flare.engine.clipping import Norms, Statistics, clipped
+from cfl_flare.engine.clipping import Norms, Statistics, clip_updates
 from cfl_flare.engine.observers import Asked, Running
 from cfl_flare.engine.partial_sums import Carried, no_sums
 from cfl_flare.engine.settings import CLIP_NORM
 from cfl_flare.engine.task import Result, Task, check_result, check_update
 from cfl_flare.methods import Update
-from cfl_flare.methods.slots import travelling
-from cfl_flare.methods.state import Download, Mapped, heads
+from cfl_flare.methods.slots import list_travelling
+from cfl_flare.methods.state import Download, Mapped, read_heads
 
 
 class Round:
@@ -73,7 +73,7 @@ class Round:
         return sum(
             layouts[slot].nbytes
             for slots in wanted.values()
-            for slot in travelling(slots)
+            for slot in list_travelling(slots)
         )
 
     def accept(self, result: Result, site: str) -> None:
@@ -125,7 +125,7 @@ class Round:
     def _keep(self, update: Update) -> None:
         bank, expected = (
             self._server.state.bank,
-            self.downloads[update.participant].expected(update.cluster),
+            self.downloads[update.participant].list_expected(update.cluster),
         )
         update = replace(update, main=expected[0] if update.diffs else None)
         self._spool.put(update)
@@ -182,7 +182,7 @@ class Round:
         )
         bound = self._server.settings.longest_update
         updates = stored if bound is None else self._bounded(stored, bound)
-        names = [update.participant for update in heads(stored)]
+        names = [update.participant for update in read_heads(stored)]
         if weights:
             updates = Mapped(
                 updates,
@@ -200,7 +200,7 @@ class Round:
                 name: max(times, self.clipped.get(name, times))
                 for name, times in far.items()
             }
-        return clipped(updates, excess, ranges)
+        return clip_updates(updates, excess, ranges)
 
     def count(self, record: dict[str, Any]) -> None:
         """Adds the round's traffic and time to a record."""

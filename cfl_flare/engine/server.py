@@ -28,7 +28,7 @@ from cfl_flare.engine.server_optimizer import (
 from cfl_flare.engine.settings import ServerSettings, count_of
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Assignment, Method, Participant, ServerState, Update
-from cfl_flare.methods.state import Download, Predict, without
+from cfl_flare.methods.state import Download, Predict, leave_out
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import Progress
@@ -264,7 +264,7 @@ class Server:
 
     def travelling_models(self) -> dict[str, Served]:
         """The same without private layers."""
-        return self.method.models(self.floor.shown_to(self.state), self.layout)
+        return self.method.list_models(self.floor.shown_to(self.state), self.layout)
 
     def accept(self, result: Result, site: str) -> None:
         """Checks all of a result, then keeps it; a PayloadError says why nothing of it is kept."""
@@ -379,7 +379,7 @@ class Server:
         moved = sum(
             name in old and old[name] != cluster for name, cluster in new.items()
         )
-        if self.method.clusters_in(self.state):
+        if self.method.count_clusters(self.state):
             analysis["moved_share"] = moved / len(old) if old else None
         self.progress.record = {
             "round": before.round,
@@ -403,7 +403,7 @@ class Server:
             self.rejected["outlier"] += 1
             self.round.fail([name], f"outlier: {why}")
         return (
-            without(updates, outliers),
+            leave_out(updates, outliers),
             [name for name in trained if name not in outliers],
             sums,
         )

@@ -34,11 +34,11 @@ from cfl_flare.engine.indicator import check_task
 from cfl_flare.engine.observers import ANSWERING, Probe, list_answering
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Method, Update
-from cfl_flare.methods.slots import joined, split
+from cfl_flare.methods.slots import join_parts, split_parts
 from cfl_flare.training import privacy
 from cfl_flare.training.dp_learner import DPLearner, check_training
 from cfl_flare.training.ensemble import BATCH, Served
-from cfl_flare.training.histograms import score_shape
+from cfl_flare.training.histograms import read_score_shape
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.membership import NO_RULE, AttackRule
 from cfl_flare.training.privacy import TEST, TRAIN, Account, Books, Randomness
@@ -121,7 +121,7 @@ class Site:
         self._splits: dict[str, tuple[Split, Split]] = {}
         self._evaluate_trained = evaluate_trained
         self.score_shape, self._fewest_scored = (
-            score_shape(settings, self.runtime.division.layout),
+            read_score_shape(settings, self.runtime.division.layout),
             fewest_scored,
         )
         self._rule = rule
@@ -338,14 +338,14 @@ class Site:
         update = None
         try:
             sent = task.download(models)
-            download = joined(sent, self.runtime.division.public)
+            download = join_parts(sent, self.runtime.division.public)
             if task.evaluate:
-                served = Served.of(self.method.predictor(learner, download))
+                served = Served.of(self.method.build_predictor(learner, download))
                 answers |= self._answers(task, learner, served, models)
                 if on_served is not None:
                     on_served(participant, served)
             if task.train:
-                update = split(self.method.local_update(learner, download), sent)
+                update = split_parts(self.method.local_update(learner, download), sent)
                 check_public(update, self.runtime.division)
                 if self._evaluate_trained and learner.trained is not None:
                     trained = learner.evaluate(learner.trained)

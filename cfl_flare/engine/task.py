@@ -185,7 +185,7 @@ def check_update(
             "cluster",
             f"{name}: sent cluster = {shown(cluster)}, but {method} assigns on the server",
         )
-    expected = () if update.carrier is not None else sent.expected(cluster)
+    expected = () if update.carrier is not None else sent.list_expected(cluster)
     if set(update.diffs) != set(expected):
         raise PayloadError(
             "slots",

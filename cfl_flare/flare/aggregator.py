@@ -37,15 +37,15 @@ from cfl_flare.flare.compat import component_policy, simulated
 from cfl_flare.flare.policy import limited_paths
 from cfl_flare.flare.schema import decode_results
 from cfl_flare.methods import Participant, ServerState, build_method
-from cfl_flare.methods.slots import travelling, with_parts
+from cfl_flare.methods.slots import add_parts, list_travelling
 from cfl_flare.results.ancestry import Ancestry
 from cfl_flare.results.curves import Scored
 from cfl_flare.results.gate import check_file, read_facts
 from cfl_flare.results.metrics import RoundMetrics
 from cfl_flare.results.run_dir import ROUNDS
 from cfl_flare.results.store import Checkpoint
-from cfl_flare.training.histograms import score_shape
-from cfl_flare.training.resident import ResidentModel, untrained
+from cfl_flare.training.histograms import read_score_shape
+from cfl_flare.training.resident import ResidentModel, build_untrained
 from cfl_flare.training.settings import TrainSettings
 
 # Of a site's refused results in a round, so many reasons are logged.
@@ -205,7 +205,7 @@ class ClusteringAggregator(ModelAggregator):
         if start.checkpoint is not None:
             state = start.checkpoint.state
             _check_resumed(fresh, state)
-        shape = score_shape(training, division.layout)
+        shape = read_score_shape(training, division.layout)
         of_scores = (shape, task.link, settings.floor.sites)
         scored = None if shape is None else Scored.of(*of_scores, not simulated(fl_ctx))
         ranges = task.ranges(training.measures) if self.ranged else None
@@ -214,7 +214,7 @@ class ClusteringAggregator(ModelAggregator):
         equipment = replace(
             equipment,
             logits=logits,
-            complete=division.complete(partial(untrained, make_model, seed, 0)),
+            complete=division.complete(partial(build_untrained, make_model, seed, 0)),
             observers=[*(equipment.observers or ()), *of_extensions, *asking],
         )
         self.server = Server(
@@ -234,10 +234,10 @@ class ClusteringAggregator(ModelAggregator):
             number if server.finished else server.settings.num_rounds
         )  # after it, sites keep their served models
         needed = {
-            s: travelling(n for t in of_site.values() for n in t.needed)
+            s: list_travelling(n for t in of_site.values() for n in t.needed)
             for s, of_site in by_site.items()
         }
-        models = with_parts(
+        models = add_parts(
             server.bank, {slot for slots in needed.values() for slot in slots}
         )
         encoded = wire.encode_models(models)

@@ -22,7 +22,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from cfl_flare.core.errors import PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.task import Result, Task
-from cfl_flare.methods.slots import with_parts
+from cfl_flare.methods.slots import add_parts
 
 SCHEMA = 1
 ARRAYS = "#arrays"
@@ -127,7 +127,7 @@ def decode_task(
         for name, said in content["tasks"].items()
     }
     needed = [slot for task in tasks.values() for slot in task.needed]
-    return tasks, with_parts(models, needed), content
+    return tasks, add_parts(models, needed), content
 
 
 def encode_results(results: Sequence[Result], content: Mapping[str, Any]) -> Shareable:

@@ -16,7 +16,7 @@ from cfl_flare.core.config import (
     require,
     require_whole,
 )
-from cfl_flare.methods.auto_k import AUTO, AutoK, automatic
+from cfl_flare.methods.auto_k import AUTO, AutoK, build_automatic
 from cfl_flare.methods.base import Method
 from cfl_flare.methods.cam import CAM
 from cfl_flare.methods.cfl import CFL
@@ -79,41 +79,51 @@ class Combination:
         The default is `dataclasses.MISSING` for a setting that has to be given, and a tuple where the inner methods'
         defaults differ.
         """
-        defaults: dict[str, list[Any]] = (
-            {} if self.copies is None else {self.copies: [dataclasses.MISSING]}
-        )
-        for field in (f for cls in self.inner for f in dataclasses.fields(cls)):
-            if field.default not in defaults.setdefault(field.name, []):
-                defaults[field.name].append(field.default)
+        defaults: dict[str, list[Any]] = {}
+        if self.copies is not None:
+            defaults[self.copies] = [dataclasses.MISSING]
+        for cls in self.inner:
+            for field in dataclasses.fields(cls):
+                values = defaults.setdefault(field.name, [])
+                if field.default not in values:
+                    values.append(field.default)
         for field in dataclasses.fields(self.outer):
             if field.name not in ("base", "parts"):
                 defaults.setdefault(field.name, [field.default])
-        return {
-            **{
-                name: tuple(of) if len(of) > 1 else of[0]
-                for name, of in defaults.items()
-            },
-            **self.fixed,
-        }
+        settings = {}
+        for name, values in defaults.items():
+            settings[name] = tuple(values) if len(values) > 1 else values[0]
+        return {**settings, **self.fixed}
 
     def build(self, settings: Mapping[str, Any]) -> Method:
-        where, known = f"method {self.name}", self.settings()
+        """Build the method.
+
+        Args:
+            settings: those that are given, by name.
+
+        Returns:
+            The method.
+
+        Raises:
+            ConfigError: a setting is unknown, missing, or out of its range.
+        """
+        where = f"method {self.name}"
+        known = self.settings()
         unknown = [name for name in settings if name not in known]
-        require(
-            not unknown,
-            f"{where}: unknown setting {(*unknown, '')[0]!r}; it has: {', '.join(known)}",
-        )
+        first = (*unknown, "")[0]
+        there = ", ".join(known)
+        require(not unknown, f"{where}: unknown setting {first!r}; it has: {there}")
         given = {**self.fixed, **settings}
+
         # Fine-tuning belongs to the whole. Others go to the inner methods that have them, the rest to the outer one.
-        names = [
-            {f.name for f in dataclasses.fields(cls)}.difference(OF_WHOLE)
-            for cls in self.inner
-        ]
-        inner = [
-            from_dict(cls, {k: v for k, v in given.items() if k in of}, where)
-            for cls, of in zip(self.inner, names)
-        ]
-        outer = {k: v for k, v in given.items() if not any(k in of for of in names)}
+        inner = []
+        outer = dict(given)
+        for cls in self.inner:
+            names = {field.name for field in dataclasses.fields(cls)}
+            own = {k: given[k] for k in given if k in names and k not in OF_WHOLE}
+            inner.append(from_dict(cls, own, where))
+            for name in own:
+                outer.pop(name, None)
         if self.copies is not None:
             require(
                 self.copies in outer,
@@ -126,7 +136,8 @@ class Combination:
         return from_dict(self.outer, {**parts, **outer}, where)
 
 
-PSI, SUM = {"weighting": "samples"}, {"vote": "logits"}
+PSI = {"weighting": "samples"}
+SUM = {"vote": "logits"}
 
 COMBINATIONS = {
     c.name: c
@@ -203,50 +214,69 @@ METHODS["hypcluster"] = IFCA
 
 
 def build_method(
-    spec: Mapping[str, Any], authorize: Callable[[str], None] | None = None
+    spec: Mapping[str, Any],
+    authorize: Callable[[str], None] | None = None,
 ) -> Method:
     """The method of a job: ``{"method": "wecfl", "k": 3, ...}``, or ``"package.Class"`` for one of your own.
 
     Methods and penalties in its settings are such dictionaries too. The site's component policy, `authorize`, is asked
     for a class path. A ConfigError names an unknown method or setting, or a value out of its range.
+
+    Args:
+        spec: the name of the class, and its settings.
+        authorize: asked for each class path before it is imported; it raises to refuse
+            it.
     """
-    settings = {key: _built(key, value, authorize) for key, value in spec.items()}
+    settings = {key: _build_value(key, value, authorize) for key, value in spec.items()}
     name = settings.pop("method", None)
     if isinstance(name, str) and name in METHODS and settings.get("k") == AUTO:
-        return automatic(METHODS[name], settings, f"method {name}")
+        return build_automatic(METHODS[name], settings, f"method {name}")
     if isinstance(name, str) and name in COMBINATIONS:
         return COMBINATIONS[name].build(settings)
     known = {**METHODS, **COMBINATIONS}
     return build_named({"method": name, **settings}, "method", known, Method, authorize)  # type: ignore[type-abstract]
 
 
-def _built(key: str, value: Any, authorize: Callable[[str], None] | None) -> Any:
+def _build_value(
+    key: str,
+    value: Any,
+    authorize: Callable[[str], None] | None,
+) -> Any:
     if isinstance(value, Mapping) and "method" in value:
         return build_method(value, authorize)
     if key == "penalties" and isinstance(value, (list, tuple)):
         return [build_penalty(v, authorize) for v in value]
-    return (
-        [_built("", v, authorize) for v in value]
-        if isinstance(value, (list, tuple))
-        else value
-    )
+    if isinstance(value, (list, tuple)):
+        return [_build_value("", item, authorize) for item in value]
+    return value
 
 
 def describe_method(method: Method) -> dict[str, Any]:
-    """The dictionary from which `build_method` builds this method again."""
-    return {"method": name_of(method, "method", METHODS), **_fields(method)}
+    """The dictionary from which `build_method` builds this method again.
+
+    Args:
+        method: the method.
+    """
+    return {"method": name_of(method, "method", METHODS), **_describe_fields(method)}
 
 
-def _fields(obj: Any) -> dict[str, Any]:
-    return {f.name: _described(getattr(obj, f.name)) for f in dataclasses.fields(obj)}
+def _describe_fields(obj: Any) -> dict[str, Any]:
+    return {
+        f.name: _describe_value(getattr(obj, f.name)) for f in dataclasses.fields(obj)
+    }
 
 
-def _described(value: Any) -> Any:
+def _describe_value(value: Any) -> Any:
     """A setting as JSON can hold it."""
     if isinstance(value, Method):
         return describe_method(value)
     if isinstance(value, Penalty):
-        return {"penalty": name_of(value, "penalty", PENALTIES), **_fields(value)}
+        return {
+            "penalty": name_of(value, "penalty", PENALTIES),
+            **_describe_fields(value),
+        }
     if isinstance(value, Mapping):
         return dict(value)
-    return [_described(v) for v in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_describe_value(item) for item in value]
+    return value

@@ -14,13 +14,13 @@ import numpy as np
 from cfl_flare.clustering.gap import (
     NUMBER,
     ClusterCount,
+    describe_count,
+    describe_note,
     differ_between,
-    in_words,
-    noted,
-    number_of_clusters,
+    estimate_clusters,
     remove_explained,
 )
-from cfl_flare.clustering.measures import inner_products
+from cfl_flare.clustering.measures import compute_inner_products
 from cfl_flare.core.config import from_dict, require, require_whole
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import SEED, setting
@@ -38,7 +38,7 @@ from cfl_flare.methods.state import (
     ServerState,
     Traits,
     Update,
-    heads,
+    read_heads,
 )
 from cfl_flare.methods.wecfl import WeCFL
 from cfl_flare.methods.wrapper import Wrapper, as_the_leader
@@ -56,7 +56,16 @@ BEGAN = "began"
 OF_WHOLE = ("warmup", "finetune", "finetune_epochs")
 
 
-def with_clusters(base: Method, k: int) -> Method:
+def with_clusters(
+    base: Method,
+    k: int,
+) -> Method:
+    """Copy a method with another number of clusters.
+
+    Args:
+        base: the method that clusters.
+        k: the number of clusters.
+    """
     return replace(base, k=k)  # type: ignore[call-arg]
 
 
@@ -82,7 +91,9 @@ def divide_compared(
 
 
 def label_nearest(
-    products: np.ndarray, rows: np.ndarray, labels: np.ndarray
+    products: np.ndarray,
+    rows: np.ndarray,
+    labels: np.ndarray,
 ) -> np.ndarray:
     """Label all participants by the nearest mean of the clusters that were found among some of them.
 
@@ -119,29 +130,80 @@ class Warmup(FedAvg):
     seed: int
 
     def searches(self, state: ServerState) -> bool:
-        """Whether the coming round finds the clusters: the last one of the warm-up, or the next one if it fails."""
+        """Whether the coming round finds the clusters: the last one of the warm-up, or the next one if it fails.
+
+        Args:
+            state: the server's state between two rounds.
+        """
         return state.round >= self.rounds - 1
 
     def plan(self, state: ServerState) -> Plan:
-        """Everyone is asked where the clusters are found, and more than half must answer."""
+        """Everyone is asked where the clusters are found, and more than half must answer.
+
+        Args:
+            state: the server's state between two rounds.
+
+        Returns:
+            Who trains, and how many updates the round needs.
+        """
         searches = self.searches(state)
         return Plan(
             everyone=searches, fewest=1 + state.extras["half"] if searches else 1
         )
 
-    def distribute(self, state: ServerState, participant: str) -> Download:
+    def distribute(
+        self,
+        state: ServerState,
+        participant: str,
+    ) -> Download:
+        """Send a participant its models (distribution step).
+
+        Args:
+            state: the server's state between two rounds.
+            participant: the participant's name.
+
+        Returns:
+            The models for the participant, and what must come back.
+        """
         return Download((COMMON,))
 
-    def vector(self, state: ServerState, update: Update) -> np.ndarray:
-        return self.base.vector(state, update)
+    def compute_vector(
+        self,
+        state: ServerState,
+        update: Update,
+    ) -> np.ndarray:
+        """Compute the vector by which a participant is compared.
 
-    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """The clusters found, in the round that finds them."""
+        Args:
+            state: the server's state between two rounds.
+            update: the update of one participant.
+
+        Returns:
+            ``(d,)`` float32.
+        """
+        return self.base.compute_vector(state, update)
+
+    def assign(
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+    ) -> Assignment:
+        """The clusters found, in the round that finds them.
+
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+
+        Returns:
+            The cluster of each participant of the round.
+        """
         if not self.searches(state):
             return {}
         compared, biases = divide_compared(state.bank[COMMON].layout, self.base)
-        products = inner_products(update.main_diff.part(compared) for update in updates)
-        names = [update.participant for update in heads(updates)]
+        products = compute_inner_products(
+            update.main_diff.part(compared) for update in updates
+        )
+        names = [update.participant for update in read_heads(updates)]
         number, rows = self.find_number(state, products, names)
         labels = label_nearest(products, rows, number.labels)
 
@@ -154,13 +216,16 @@ class Warmup(FedAvg):
             if differ_between(moved[rows], number.labels, self.seed):
                 unexplained = remove_explained(products, moved)
                 apart, _ = self.find_number(state, unexplained, names)
-        note = noted(number, [names[i] for i in rows.tolist()], apart)
+        note = describe_count(number, [names[i] for i in rows.tolist()], apart)
         state.notes[NUMBER] = note
-        logger.info("%s", in_words(note))
+        logger.info("%s", describe_note(note))
         return dict(zip(names, labels.tolist()))
 
     def find_number(
-        self, state: ServerState, products: np.ndarray, names: Sequence[str]
+        self,
+        state: ServerState,
+        products: np.ndarray,
+        names: Sequence[str],
     ) -> tuple[ClusterCount, np.ndarray]:
         """Find the number of clusters by the gap statistic.
 
@@ -176,7 +241,7 @@ class Warmup(FedAvg):
         """
         rows = np.arange(len(names))
         most = self.base.clusters
-        number = number_of_clusters(products, most, seed=self.seed)
+        number = estimate_clusters(products, most, seed=self.seed)
         while state.census is not None and number.k > 1 and most == self.base.clusters:
             members = zip([names[i] for i in rows.tolist()], number.labels.tolist())
             is_large = ~np.isin(number.labels, list(state.census.small(members)))
@@ -185,31 +250,62 @@ class Warmup(FedAvg):
             if is_large.any():
                 rows = rows[is_large]
             else:  # all groups are small: look for as many clusters as can be large enough
-                most = min(state.possible(most), most - 1)
-            number = number_of_clusters(
+                most = min(state.count_possible(most), most - 1)
+            number = estimate_clusters(
                 products[np.ix_(rows, rows)], most, seed=self.seed
             )
         return number, rows
 
     def counts_in(
-        self, state: ServerState, update: Update, assignment: Assignment
+        self,
+        state: ServerState,
+        update: Update,
+        assignment: Assignment,
     ) -> Counts:
-        """In the common model; in the cluster found, in the round that finds them."""
-        return self.by_cluster(update, assignment)
+        """In the common model; in the cluster found, in the round that finds them.
+
+        Args:
+            state: the server's state between two rounds.
+            update: the update of one participant.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            ``{slot: (mean, weight)}``.
+        """
+        return self.count_by_cluster(update, assignment)
 
     def weight(self, update: Update) -> float:
+        """Weigh an update.
+
+        Args:
+            update: the update of one participant.
+
+        Returns:
+            The weight psi_i, up to a common factor.
+        """
         return self.base.weight(update)
 
     def aggregate(
-        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+        assignment: Assignment,
     ) -> ServerState:
         """The mean model; in the round that finds the clusters, the M-step of the base with that number.
 
         That is as if each participant had been sent the common model as its cluster's. Clusters that were given up as
         too small leave no gap in the numbers.
+
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            The state after the round.
         """
         if not self.searches(state):
-            return state.after(self.means(state, updates))
+            return state.after(self.compute_means(state, updates))
         ids = sorted(set(assignment.values()))
         clusters = {name: ids.index(cluster) for name, cluster in assignment.items()}
         copies = {cluster_slot(k): state.bank[COMMON] for k in range(len(ids))}
@@ -218,7 +314,7 @@ class Warmup(FedAvg):
         def of_cluster(update: Update) -> Update:
             cluster = clusters[update.participant]
             slot = cluster_slot(cluster)
-            ((_, weight),) = self.counted(state, update, assignment).values()
+            ((_, weight),) = self.read_counts(state, update, assignment).values()
             counts = {slot: (slot, weight)}
             return replace(
                 update,
@@ -238,10 +334,36 @@ class Warmup(FedAvg):
             notes=state.notes,
         )
 
-    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
+    def list_models(
+        self,
+        state: ServerState,
+        layout: Layout,
+    ) -> dict[str, Served]:
+        """List the models that the run leaves.
+
+        Args:
+            state: the server's state between two rounds.
+            layout: the names and shapes of a model's arrays.
+
+        Returns:
+            What predicts, by name.
+        """
         return {GLOBAL: Served((state.bank[COMMON],))}
 
-    def join(self, state: ServerState, update: Update) -> ServerState:
+    def join(
+        self,
+        state: ServerState,
+        update: Update,
+    ) -> ServerState:
+        """Place a newcomer to the finished run.
+
+        Args:
+            state: the server's state between two rounds.
+            update: the update of one participant.
+
+        Returns:
+            The state in which the newcomer may be assigned.
+        """
         return state
 
 
@@ -250,7 +372,7 @@ class AutoK(Wrapper):
     """Finds the number of clusters, then goes on as a method with that number: ``wecfl:k=auto``.
 
     It begins as FedAvg. In the last round of this warm-up all are asked to train. The gap statistic clusters their
-    updates of the common model, see `cfl_flare.clustering.gap.number_of_clusters`. These clusters, each with the mean
+    updates of the common model, see `cfl_flare.clustering.gap.estimate_clusters`. These clusters, each with the mean
     of what its members trained in that round, are what the base goes on with. If there is one, the base has one.
     """
 
@@ -325,20 +447,61 @@ class AutoK(Wrapper):
         return with_clusters(self.base, k)
 
     def leading(self, state: ServerState) -> Method:
+        """Choose the part that leads in this state.
+
+        Args:
+            state: the server's state between two rounds.
+        """
         return self._phase(state.extras.get(NUMBER_FOUND))
 
-    def state_of(self, state: ServerState, i: int) -> ServerState:
-        """All of it; the base counts rounds from the one that found the clusters."""
+    def view_state(
+        self,
+        state: ServerState,
+        i: int,
+    ) -> ServerState:
+        """All of it; the base counts rounds from the one that found the clusters.
+
+        Args:
+            state: the server's state between two rounds.
+            i: the number of the part.
+
+        Returns:
+            The state as the part sees it.
+        """
         return replace(state, round=state.round - state.extras.get(BEGAN, 0))
 
-    def update_of(self, i: int, update: Update) -> Update:
+    def view_update(
+        self,
+        i: int,
+        update: Update,
+    ) -> Update:
+        """Show an update to a part.
+
+        Args:
+            i: the number of the part.
+            update: the update of one participant.
+
+        Returns:
+            The update as the part sees it.
+        """
         return update
 
     # ---- On the server ----
 
-    plan, models = map(as_the_leader, ("plan", "models"))
+    plan = as_the_leader("plan")
+    list_models = as_the_leader("list_models")
 
-    def check(self, layout: Layout, rounds: int | None = None) -> None:
+    def check(
+        self,
+        layout: Layout,
+        rounds: int | None = None,
+    ) -> None:
+        """Check that the method fits the model and the number of rounds.
+
+        Args:
+            layout: the names and shapes of a model's arrays.
+            rounds: the number of rounds of the run, if it is known.
+        """
         super().check(layout, rounds)
         enough = rounds is None or rounds > self.warmup
         require(
@@ -347,18 +510,40 @@ class AutoK(Wrapper):
         )
 
     def start(
-        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+        self,
+        initial: Callable[[int], Params],
+        participants: Sequence[str] = (),
     ) -> ServerState:
-        """One model for all, and the base's models but its clusters'."""
+        """One model for all, and the base's models but its clusters'.
+
+        Args:
+            initial: builds the untrained model of the run's i-th seed.
+            participants: the names of all participants at the start.
+
+        Returns:
+            The state before round 0.
+        """
         models = with_clusters(self.base, 1).start(initial, participants).bank
         bank = {slot: model for slot, model in models.items() if not is_cluster(slot)}
         return ServerState(
             {**bank, COMMON: initial(0)}, extras={"half": len(participants) // 2}
         )
 
-    def distribute(self, state: ServerState, participant: str) -> Download:
-        """The common model, then what the base sends, with the number of clusters found."""
-        sent = self.leading(state).distribute(self.state_of(state, 0), participant)
+    def distribute(
+        self,
+        state: ServerState,
+        participant: str,
+    ) -> Download:
+        """The common model, then what the base sends, with the number of clusters found.
+
+        Args:
+            state: the server's state between two rounds.
+            participant: the participant's name.
+
+        Returns:
+            The models for the participant, and what must come back.
+        """
+        sent = self.leading(state).distribute(self.view_state(state, 0), participant)
         if NUMBER_FOUND not in state.extras:
             return sent
         return replace(
@@ -366,37 +551,110 @@ class AutoK(Wrapper):
         )
 
     def aggregate(
-        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+        assignment: Assignment,
     ) -> ServerState:
-        """That of the warm-up, or of the base, whose rounds begin where the clusters are found."""
+        """That of the warm-up, or of the base, whose rounds begin where the clusters are found.
+
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            The state after the round.
+        """
         after = self.leading(state).aggregate(
-            self.state_of(state, 0), updates, assignment
+            self.view_state(state, 0), updates, assignment
         )
         extras = dict(after.extras)
         if NUMBER_FOUND in extras and NUMBER_FOUND not in state.extras:
             extras[BEGAN] = state.round
         return replace(after, round=state.round + 1, extras=extras)
 
-    def join(self, state: ServerState, update: Update) -> ServerState:
-        joined = self.leading(state).join(self.state_of(state, 0), update)
+    def join(
+        self,
+        state: ServerState,
+        update: Update,
+    ) -> ServerState:
+        """Place a newcomer to the finished run.
+
+        Args:
+            state: the server's state between two rounds.
+            update: the update of one participant.
+
+        Returns:
+            The state in which the newcomer may be assigned.
+        """
+        joined = self.leading(state).join(self.view_state(state, 0), update)
         return replace(joined, round=state.round + 1)
 
     # ---- On the site ----
 
-    def local_update(self, learner: Learner, download: Download) -> Update:
+    def local_update(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Update:
+        """Train the models that were sent (local update step).
+
+        Args:
+            learner: the participant's data, random streams and memory.
+            download: the models that the participant was sent.
+
+        Returns:
+            The differences to the models that were sent.
+        """
         return self._phase(download.scalars.get(NUMBER_FOUND)).local_update(
             learner, download
         )
 
-    def serve(self, learner: Learner, download: Download) -> Params | Served:
+    def serve(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Params | Served:
+        """Choose what the participant predicts with.
+
+        Args:
+            learner: the participant's data, random streams and memory.
+            download: the models that the participant was sent.
+
+        Returns:
+            One model, or several that vote.
+        """
         return self._phase(download.scalars.get(NUMBER_FOUND)).serve(learner, download)
 
-    def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
-        return self.base.finetuned(learner, served)
+    def finetune_served(
+        self,
+        learner: Learner,
+        served: Params | Served,
+    ) -> Params | Served:
+        """Train the served models for one more local round.
+
+        Args:
+            learner: the participant's data, random streams and memory.
+            served: the models that the participant predicts with.
+
+        Returns:
+            The tuned models.
+        """
+        return self.base.finetune_served(learner, served)
 
 
-def automatic(cls: type[Method], settings: Mapping[str, Any], where: str) -> AutoK:
-    """The method of ``k = "auto"``; ``k_max`` is the base's k, and ``warmup`` and the like belong to the whole."""
+def build_automatic(
+    cls: type[Method],
+    settings: Mapping[str, Any],
+    where: str,
+) -> AutoK:
+    """The method of ``k = "auto"``; ``k_max`` is the base's k, and ``warmup`` and the like belong to the whole.
+
+    Args:
+        settings: settings by name.
+        where: begins the message of an error.
+    """
     known = issubclass(cls, (WeCFL, IFCA, FedDS))
     require(
         known,

@@ -1,13 +1,17 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""Clustered additive modelling: a global model added to those of any clustering method (IFCA-CAM, FeSEM-CAM)."""
+"""Clustered additive modelling: a global model added to those of any clustering method (IFCA-CAM, FeSEM-CAM).
+
+* Jie Ma, Tianyi Zhou, Guodong Long, Jing Jiang, Chengqi Zhang: Structured Federated Learning through Clustered
+  Additive Modeling, NeurIPS 2023. Equations without another source are those of this paper.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import ConfigError
@@ -61,13 +65,13 @@ class CAM(Wrapper):
     warmup: int = setting(
         10, help="rounds in which only one of the two parts is trained", ge=0
     )
-    updates: str = setting(
+    updates: Literal["simultaneous", "alternating"] = setting(
         "simultaneous",
         help="simultaneous, both parts in each round, neither sees the other's new value (FedSim), or alternating, the "
         "clusters' part and then the global one, in two rounds that count as one of the paper's (sec. 3.1)",
         choices=("simultaneous", "alternating"),
     )
-    step: str = setting(
+    step: Literal["normalised", "damped"] = setting(
         "normalised",
         help="normalised, a centre becomes its members' mean (thesis Eq. 7.6), or damped, it moves only its members' "
         "share of all samples towards it (NeurIPS Eq. 6)",
@@ -87,11 +91,10 @@ class CAM(Wrapper):
         )
         super().__post_init__()
         traits = self.base.traits
-        compared = (
-            ()
-            if self.chooses
-            else ("compares_models", *(("takes_penalties",) if self.lam else ()))
-        )
+        if self.chooses:
+            compared = ()
+        else:
+            compared = ("compares_models", *(("takes_penalties",) if self.lam else ()))
         for trait in traits.lacking(
             "shares_centres", "serves_one", "whole_models", *compared
         ):
@@ -120,8 +123,20 @@ class CAM(Wrapper):
     def inner(self) -> tuple[Method, ...]:
         return (self.base,)
 
-    def state_of(self, state: ServerState, i: int) -> ServerState:
-        """All but Theta_g; rounds count where the base clusters."""
+    def view_state(
+        self,
+        state: ServerState,
+        i: int,
+    ) -> ServerState:
+        """All but Theta_g; rounds count where the base clusters.
+
+        Args:
+            state: the server's state between two rounds.
+            i: the number of the part.
+
+        Returns:
+            The state as the part sees it.
+        """
         clustered = sum(
             self.trains(r)[0] and not self.alone(r) for r in range(state.round)
         )
@@ -131,8 +146,20 @@ class CAM(Wrapper):
             round=clustered,
         )
 
-    def update_of(self, i: int, update: Update) -> Update:
-        """An update without the difference of Theta_g."""
+    def view_update(
+        self,
+        i: int,
+        update: Update,
+    ) -> Update:
+        """An update without the difference of Theta_g.
+
+        Args:
+            i: the number of the part.
+            update: the update of one participant.
+
+        Returns:
+            The update as the part sees it.
+        """
         return replace(
             update,
             diffs={slot: diff for slot, diff in update.diffs.items() if slot != SHARED},
@@ -151,7 +178,17 @@ class CAM(Wrapper):
             self.base, penalties=(*self.base.penalties, Proximal(mu=self.lam))
         )
 
-    def check(self, layout: Layout, rounds: int | None = None) -> None:
+    def check(
+        self,
+        layout: Layout,
+        rounds: int | None = None,
+    ) -> None:
+        """Check that the method fits the model and the number of rounds.
+
+        Args:
+            layout: the names and shapes of a model's arrays.
+            rounds: the number of rounds of the run, if it is known.
+        """
         super().check(layout, rounds)
         if rounds is None:
             return
@@ -166,15 +203,33 @@ class CAM(Wrapper):
         require(paired, f"method cam: {each}, {odd}; take {rounds + 1} rounds")
 
     def plan(self, state: ServerState) -> Plan:
-        """As the base; where the parts alternate, the same participants train one and then the other."""
-        plan, later = super().plan(state), state.round - self.warmup
+        """As the base; where the parts alternate, the same participants train one and then the other.
+
+        Args:
+            state: the server's state between two rounds.
+
+        Returns:
+            Who trains, and how many updates the round needs.
+        """
+        plan = super().plan(state)
+        later = state.round - self.warmup
         second = self.updates == "alternating" and later > 0 and later % 2 == 1
         return replace(plan, draw=state.round - 1) if second else plan
 
     def start(
-        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+        self,
+        initial: Callable[[int], Params],
+        participants: Sequence[str] = (),
     ) -> ServerState:
-        """The base's models, and Theta_g from a seed of its own."""
+        """The base's models, and Theta_g from a seed of its own.
+
+        Args:
+            initial: builds the untrained model of the run's i-th seed.
+            participants: the names of all participants at the start.
+
+        Returns:
+            The state before round 0.
+        """
         state = self.base.start(initial, participants)
         common = f"method cam: base = {self.base.label!r} has no common model ({GLOBAL!r}), which ends the warm-up"
         require(self.chooses or GLOBAL in state.bank, f"{common}; take fesem or wecfl")
@@ -188,22 +243,40 @@ class CAM(Wrapper):
         return self.base.traits.assigns_on_site
 
     def trains(self, round_number: int) -> tuple[bool, bool]:
-        """Two flags: the round trains the clusters' models, and it trains the global one."""
+        """Two flags: the round trains the clusters' models, and it trains the global one.
+
+        Args:
+            round_number: the round, from 0.
+        """
         if round_number < self.warmup:
             return not self.chooses, self.chooses
         later = round_number - self.warmup
-        return (
-            (True, True)
-            if self.updates == "simultaneous"
-            else (later % 2 == 0, later % 2 == 1)
-        )
+        if self.updates == "simultaneous":
+            return (True, True)
+        return (later % 2 == 0, later % 2 == 1)
 
     def alone(self, round_number: int) -> bool:
-        """True for a warm-up round in which each participant keeps its own model."""
+        """True for a warm-up round in which each participant keeps its own model.
+
+        Args:
+            round_number: the round, from 0.
+        """
         return round_number < self.warmup - 1 and not self.chooses
 
-    def distribute(self, state: ServerState, participant: str) -> Download:
-        """The global model and the download of the base, or one of them while only one part is trained."""
+    def distribute(
+        self,
+        state: ServerState,
+        participant: str,
+    ) -> Download:
+        """The global model and the download of the base, or one of them while only one part is trained.
+
+        Args:
+            state: the server's state between two rounds.
+            participant: the participant's name.
+
+        Returns:
+            The models for the participant, and what must come back.
+        """
         clusters, shared = self.trains(state.round)
         if self.alone(state.round):
             return Download()
@@ -219,13 +292,26 @@ class CAM(Wrapper):
             sent, slots=slots, returns=(*sent.returned, *([SHARED] if shared else []))
         )
 
-    def local_update(self, learner: Learner, download: Download) -> Update:
-        """Trains both parts, or one in some rounds. Neither sees the other's new value in this round."""
+    def local_update(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Update:
+        """Trains both parts, or one in some rounds. Neither sees the other's new value in this round.
+
+        Args:
+            learner: the participant's data, random streams and memory.
+            download: the models that the participant was sent.
+
+        Returns:
+            The differences to the models that were sent.
+        """
         if SHARED not in download.slots:
             return self._own_update(learner, download)
         learner.memory.pop("own", None)
         clusters, common = self.trains(learner.round)
-        shared, inner = download.model(SHARED), without_shared(download)
+        shared = download.model(SHARED)
+        inner = without_shared(download)
         update = Update(learner.participant, learner.samples)
         if not inner.slots:
             part = learner.part(SHARED)
@@ -252,11 +338,19 @@ class CAM(Wrapper):
         learner.trained = Served((shared, personal), parts=(SHARED, ""))
         return update
 
-    def _beside_shared(self, learner: Learner, download: Download) -> Learner:
+    def _beside_shared(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Learner:
         """The participant whose loss is of the sum with a frozen Theta_g."""
         return learner.beside(learner.part(SHARED).with_private(download.model(SHARED)))
 
-    def _centre(self, learner: Learner, download: Download) -> Params:
+    def _centre(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Params:
         """Theta_c(i)."""
         (centre,) = Served.of(
             self.base.serve(
@@ -265,7 +359,11 @@ class CAM(Wrapper):
         ).models
         return centre
 
-    def _own_update(self, learner: Learner, download: Download) -> Update:
+    def _own_update(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Update:
         """FeSEM-CAM's warm-up: trains its own theta_i further, and sends it in the last warm-up round (sec. 3.3)."""
         trained = learner.memory["own"] = learner.train(self._personal(learner))
         diffs = {
@@ -277,57 +375,109 @@ class CAM(Wrapper):
     def _personal(self, learner: Learner) -> Params:
         return learner.memory.get("own") or learner.initial(0)
 
-    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """As the base (Eq. 2; Eq. 11 on the theta_i); where participants choose, in the global model's rounds, too."""
+    def assign(
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+    ) -> Assignment:
+        """As the base (Eq. 2; Eq. 11 on the theta_i); where participants choose, in the global model's rounds, too.
+
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+
+        Returns:
+            The cluster of each participant of the round.
+        """
         if self.alone(state.round) or (state.round < self.warmup and self.chooses):
             return {}
-        return (
-            super().assign(state, updates)
-            if self.chooses or self.trains(state.round)[0]
-            else {}
-        )
+        if self.chooses or self.trains(state.round)[0]:
+            return super().assign(state, updates)
+        return {}
 
     def counts_in(
-        self, state: ServerState, update: Update, assignment: Assignment
+        self,
+        state: ServerState,
+        update: Update,
+        assignment: Assignment,
     ) -> Counts:
-        """The base's models as in the base, the global one in the global mean."""
+        """The base's models as in the base, the global one in the global mean.
+
+        Args:
+            state: the server's state between two rounds.
+            update: the update of one participant.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            ``{slot: (mean, weight)}``.
+        """
         return {
-            **self.by_slot(only_shared(update)),
+            **self.count_by_slot(only_shared(update)),
             **super().counts_in(state, update, assignment),
         }
 
     def aggregate(
-        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+        assignment: Assignment,
     ) -> ServerState:
-        """The base's Theta_k (Eq. 6, 11), and Theta_g = sum psi_i theta_i^0 (Eq. 9)."""
+        """The base's Theta_k (Eq. 6, 11), and Theta_g = sum psi_i theta_i^0 (Eq. 9).
+
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            The state after the round.
+        """
         after = state.after({}, assignment)
         if assignment and self.trains(state.round)[0]:
-            of_base = self.seen_by(0, updates)
+            of_base = self.view_argument(0, updates)
             after = self.base.aggregate(state, of_base, assignment)
             if self.step == "damped":
                 after = self._damped(
-                    state, after, self.base.cluster_weights(state, of_base, assignment)
+                    state,
+                    after,
+                    self.base.compute_cluster_weights(state, of_base, assignment),
                 )
-        shared = self.means(state, Mapped(updates, only_shared))[SHARED]
+        shared = self.compute_means(state, Mapped(updates, only_shared))[SHARED]
         return replace(after, bank={**after.bank, SHARED: shared})
 
     def _damped(
-        self, state: ServerState, after: ServerState, shares: Sequence[float]
+        self,
+        state: ServerState,
+        after: ServerState,
+        shares: Sequence[float],
     ) -> ServerState:
         """Moves Theta_k towards its members' mean by their share alone (NeurIPS Eq. 6)."""
         bank = dict(after.bank)
         for k, share in enumerate(shares):
-            old, new = state.bank.get(cluster_slot(k)), after.bank[cluster_slot(k)]
+            old = state.bank.get(cluster_slot(k))
+            new = after.bank[cluster_slot(k)]
             if old is not None:
                 bank[cluster_slot(k)] = weighted_mean(
                     [(new, share), (old, 1 - share)], old
                 )
         if GLOBAL in bank:
-            bank[GLOBAL] = self.base.common(bank, shares)
+            bank[GLOBAL] = self.base.average_centres(bank, shares)
         return replace(after, bank=bank)
 
-    def serve(self, learner: Learner, download: Download) -> Params | Served:
-        """The sum, or during the warm-up the only part there is."""
+    def serve(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Params | Served:
+        """The sum, or during the warm-up the only part there is.
+
+        Args:
+            learner: the participant's data, random streams and memory.
+            download: the models that the participant was sent.
+
+        Returns:
+            One model, or several that vote.
+        """
         if SHARED not in download.slots:
             return self._personal(learner)
         if len(download.slots) == 1:
@@ -337,8 +487,20 @@ class CAM(Wrapper):
             parts=(SHARED, ""),
         )
 
-    def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
-        """Both parts after one more local round, each in a sum with the other's old value (thesis sec. 7.4.4)."""
+    def finetune_served(
+        self,
+        learner: Learner,
+        served: Params | Served,
+    ) -> Params | Served:
+        """Both parts after one more local round, each in a sum with the other's old value (thesis sec. 7.4.4).
+
+        Args:
+            learner: the participant's data, random streams and memory.
+            served: the models that the participant predicts with.
+
+        Returns:
+            The tuned models.
+        """
         tune = partial(Learner.train, purpose="finetune", epochs=self.finetune_epochs)
         models = Served.of(served).models
         if len(models) == 1:  # in the warm-up
@@ -351,14 +513,38 @@ class CAM(Wrapper):
             )
         )
 
-    def join(self, state: ServerState, update: Update) -> ServerState:
+    def join(
+        self,
+        state: ServerState,
+        update: Update,
+    ) -> ServerState:
+        """Place a newcomer to the finished run.
+
+        Args:
+            state: the server's state between two rounds.
+            update: the update of one participant.
+
+        Returns:
+            The state in which the newcomer may be assigned.
+        """
         return Method.join(self, state, update)
 
-    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        shared, of_base = (
-            state.bank[SHARED],
-            self.base.models(self.state_of(state, 0), layout),
-        )
+    def list_models(
+        self,
+        state: ServerState,
+        layout: Layout,
+    ) -> dict[str, Served]:
+        """List the models that the run leaves.
+
+        Args:
+            state: the server's state between two rounds.
+            layout: the names and shapes of a model's arrays.
+
+        Returns:
+            What predicts, by name.
+        """
+        shared = state.bank[SHARED]
+        of_base = self.base.list_models(self.view_state(state, 0), layout)
         return {
             s: replace(of, models=(shared, *of.models), parts=(SHARED, ""))
             for s, of in of_base.items()
@@ -366,7 +552,11 @@ class CAM(Wrapper):
 
 
 def only_shared(update: Update) -> Update:
-    """The part of an update that belongs to the global model."""
+    """The part of an update that belongs to the global model.
+
+    Args:
+        update: the update of one participant.
+    """
     return replace(
         update,
         diffs={slot: diff for slot, diff in update.diffs.items() if slot == SHARED},
@@ -374,7 +564,11 @@ def only_shared(update: Update) -> Update:
 
 
 def without_shared(download: Download) -> Download:
-    """The part of a download that belongs to the base."""
+    """The part of a download that belongs to the base.
+
+    Args:
+        download: the models that the participant was sent.
+    """
     pairs = [
         (slot, model)
         for slot, model in zip(download.slots, download.models)

@@ -1,6 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""CFL-GP: participants are clustered by the spectrum of their gradients, all taken at the same models."""
+"""CFL-GP: participants are clustered by the spectrum of their gradients, all taken at the same models.
+
+* Heasung Kim, Hyeji Kim, Gustavo de Veciana: Clustered Federated Learning via Gradient-based Partitioning, ICML 2024,
+  https://proceedings.mlr.press/v235/kim24p.html.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.agglomerative import number_by_silhouette
-from cfl_flare.clustering.kmeans import STARTS_ON_SHORT_ROWS, first_kmeans, renamed
-from cfl_flare.clustering.measures import before_gap, inner_products, leading
-from cfl_flare.core.params import Layout, Params
+from cfl_flare.clustering.agglomerative import choose_by_silhouette
+from cfl_flare.clustering.kmeans import (
+    STARTS_ON_SHORT_ROWS,
+    rename_labels,
+    run_first_kmeans,
+)
+from cfl_flare.clustering.measures import (
+    compute_before_gap,
+    compute_inner_products,
+    compute_leading,
+)
+from cfl_flare.core.params import Params
 from cfl_flare.core.settings import setting
-from cfl_flare.methods.base import Method, cluster_slot
-from cfl_flare.methods.ifca import of_least_loss
+from cfl_flare.methods.ifca import choose_least_loss
+from cfl_flare.methods.seeded import SeededMethod
+from cfl_flare.methods.slots import cluster_slot
 from cfl_flare.methods.state import (
     PLAIN,
     Assignment,
@@ -26,19 +39,19 @@ from cfl_flare.methods.state import (
     ServerState,
     Traits,
     Update,
+    Weighting,
 )
-from cfl_flare.training.ensemble import Served
 from cfl_flare.training.learner import Learner
 
 
 @dataclass(frozen=True, kw_only=True)
-class CFLGP(Method):
+class CFLGP(SeededMethod):
     """Clusters from the leading singular directions of gradients, at each cluster's model in turn."""
 
     name: ClassVar[str] = "cfl-gp"
     paper: ClassVar[str] = "Kim et al. 2024"
 
-    weighting: str = "uniform"
+    weighting: Weighting = "uniform"
     k: int = setting(
         help="number of clusters K; each model starts from its own seed", ge=1, le=1000
     )
@@ -64,146 +77,249 @@ class CFLGP(Method):
         )
 
     def start(
-        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+        self,
+        initial: Callable[[int], Params],
+        participants: Sequence[str] = (),
     ) -> ServerState:
-        """K models from K seeds; the first is the first criterion."""
-        models = {slot: initial(k) for k, slot in enumerate(self.slots)}
+        """K models from K seeds; the first is the first criterion.
+
+        Args:
+            initial: builds the untrained model of the run's i-th seed.
+            participants: the names of all participants at the start.
+
+        Returns:
+            The state before round 0.
+        """
+        models = self.build_models(initial)
         bank = {**models, "criterion-0": models[cluster_slot(0)]}
         return ServerState(
             bank, extras={"clusterings": 0, "due": True, "gradients": {}}
         )
 
     def plan(self, state: ServerState) -> Plan:
-        """Everyone in the rounds that cluster; each cluster needs a participant."""
-        return (
-            Plan(everyone=True, fewest=2 if self.silhouette else self.k)
-            if state.extras["due"]
-            else Plan()
-        )
+        """Everyone in the rounds that cluster; each cluster needs a participant.
 
-    def distribute(self, state: ServerState, participant: str) -> Download:
-        """Its cluster's model, and the criterion in a round that clusters; all models, if it missed that."""
+        Args:
+            state: the server's state between two rounds.
+
+        Returns:
+            Who trains, and how many updates the round needs.
+        """
+        if not state.extras["due"]:
+            return Plan()
+        return Plan(everyone=True, fewest=2 if self.silhouette else self.k)
+
+    def distribute(
+        self,
+        state: ServerState,
+        participant: str,
+    ) -> Download:
+        """Its cluster's model, and the criterion in a round that clusters; all models, if it missed that.
+
+        Args:
+            state: the server's state between two rounds.
+            participant: the participant's name.
+
+        Returns:
+            The models for the participant, and what must come back.
+        """
         criteria = (self._criterion(state),) if state.extras["due"] else ()
         if participant in state.assignment:
             cluster = (cluster_slot(state.assignment[participant]),)
             return Download(cluster, to_train=criteria, returns=cluster + criteria)
-        choices = {} if criteria else self.choices(state)
+        choices = {} if criteria else self.list_choices(state)
         return Download(criteria or tuple(choices.values()), choices=choices)
 
-    def local_update(self, learner: Learner, download: Download) -> Update:
-        """The gradient at the criterion on all training data, and its update of its cluster's model, if it has one."""
+    def local_update(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Update:
+        """The gradient at the criterion on all training data, and its update of its cluster's model, if it has one.
+
+        Args:
+            learner: the participant's data, random streams and memory.
+            download: the models that the participant was sent.
+
+        Returns:
+            The differences to the models that were sent.
+        """
         if download.choices:
-            chosen = of_least_loss(learner, download)
-            return self.trained(
+            chosen = choose_least_loss(learner, download)
+            return self.train_slot(
                 learner, download, download.choices[chosen], cluster=chosen
             )
-        gradients = {
-            s: learner.gradient(download.model(s))
-            for s in download.slots
-            if s.startswith("criterion")
-        }
+        gradients = {}
+        for slot in download.slots:
+            if slot.startswith("criterion"):
+                gradients[slot] = learner.gradient(download.model(slot))
         if len(gradients) == len(download.slots):
             return Update(learner.participant, learner.samples, gradients)
         update = super().local_update(learner, download)
         return replace(update, diffs={**update.diffs, **gradients})
 
-    def serve(self, learner: Learner, download: Download) -> Params:
-        return download.models[
-            of_least_loss(learner, download) if download.choices else 0
-        ]
+    def serve(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Params:
+        """Choose what the participant predicts with.
 
-    def vector(self, state: ServerState, update: Update) -> np.ndarray:
-        """Its gradient; in a round that does not cluster, the model that it trained."""
+        Args:
+            learner: the participant's data, random streams and memory.
+            download: the models that the participant was sent.
+
+        Returns:
+            One model, or several that vote.
+        """
+        chosen = choose_least_loss(learner, download) if download.choices else 0
+        return download.models[chosen]
+
+    def compute_vector(
+        self,
+        state: ServerState,
+        update: Update,
+    ) -> np.ndarray:
+        """Its gradient; in a round that does not cluster, the model that it trained.
+
+        Args:
+            state: the server's state between two rounds.
+            update: the update of one participant.
+
+        Returns:
+            ``(d,)`` float32.
+        """
         gradient = update.diffs.get(self._criterion(state))
-        return (state.trained(update) if gradient is None else gradient).part("all")
+        model = state.rebuild_model(update) if gradient is None else gradient
+        return model.part("all")
 
-    def _versions(
-        self, state: ServerState, updates: Sequence[Update]
+    def _turn(self, state: ServerState) -> str:
+        """The number of the cluster whose model is the criterion of this clustering."""
+        return str(state.extras["clusterings"] % self.k)
+
+    def _list_versions(
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
     ) -> dict[str, dict[str, list[int]]]:
         """By participant and criterion, the round of its mean gradient in the archive, and of how many that is."""
-        old, q = state.extras["gradients"], str(state.extras["clusterings"] % self.k)
-        times = {
-            u.participant: old.get(u.participant, {}).get(q, [0, 0])[1] + 1
-            for u in updates
-        }
-        return {
-            **old,
-            **{
-                name: {**old.get(name, {}), q: [state.round, t]}
-                for name, t in times.items()
-            },
-        }
+        turn = self._turn(state)
+        versions = dict(state.extras["gradients"])
+        for update in updates:
+            own = versions.get(update.participant, {})
+            _, times = own.get(turn, [0, 0])
+            versions[update.participant] = {**own, turn: [state.round, times + 1]}
+        return versions
 
     def _criterion(self, state: ServerState) -> str:
         """The slot of the model at which all take their gradient in the next clustering, which no round changes."""
         return f"criterion-{state.extras['clusterings']}"
 
-    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """K-means on the rows of Q S, of gradients G = P S Q'; clusters keep their labels by greatest overlap."""
-        archive, old = state.archive, state.assignment
+    def assign(
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+    ) -> Assignment:
+        """K-means on the rows of Q S, of gradients G = P S Q'; clusters keep their labels by greatest overlap.
+
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+
+        Returns:
+            The cluster of each participant of the round.
+        """
+        archive = state.archive
+        before = state.assignment
         if not state.extras["due"] or archive is None:
-            return {
-                u.participant: old[u.participant] if u.cluster is None else u.cluster
-                for u in updates
-            }
-        versions, q = (
-            self._versions(state, updates),
-            str(state.extras["clusterings"] % self.k),
-        )
+            assignment = {}
+            for update in updates:
+                chosen = update.cluster
+                name = update.participant
+                assignment[name] = before[name] if chosen is None else chosen
+            return assignment
+
+        # Each participant's gradients at one model are averaged over the clusterings.
+        versions = self._list_versions(state, updates)
+        turn = self._turn(state)
         for update in updates:
-            earlier = state.extras["gradients"].get(update.participant, {}).get(q)
-            archive.put_mean(
-                f"{update.participant}.{q}",
-                state.round,
-                self.vector(state, update),
-                earlier,
+            name = update.participant
+            earlier = state.extras["gradients"].get(name, {}).get(turn)
+            gradient = self.compute_vector(state, update)
+            archive.put_mean(f"{name}.{turn}", state.round, gradient, earlier)
+
+        # The inner products of gradients, over all models at which everyone has one.
+        names = [update.participant for update in updates]
+        common = set.intersection(*({*versions[name]} for name in names))
+        products = np.zeros((len(names), len(names)))
+        for number in sorted(common):
+            products += compute_inner_products(
+                archive.get(f"{name}.{number}", versions[name][number][0])
+                for name in names
             )
-        names, products = (
-            [u.participant for u in updates],
-            np.zeros((len(updates), len(updates))),
+
+        # K-means on the leading singular directions; clusters keep their numbers.
+        if self.silhouette:
+            rows = compute_before_gap(products)
+            k = choose_by_silhouette(rows, self.k, better=1.0)
+        else:
+            rows = compute_leading(products, self.k)
+            k = self.k
+        labels = run_first_kmeans(
+            rows,
+            k,
+            np.ones(len(names)),
+            STARTS_ON_SHORT_ROWS,
+            sizes=state.sizes(names, {}),
         )
-        for q in sorted(set.intersection(*({*versions[name]} for name in names))):
-            products += inner_products(
-                archive.get(f"{n}.{q}", versions[n][q][0]) for n in names
-            )
-        rows = before_gap(products) if self.silhouette else leading(products, self.k)
-        k = (
-            number_by_silhouette(rows, self.k, better=1.0)
-            if self.silhouette
-            else self.k
-        )
-        equal = np.ones(len(names))
-        labels = first_kmeans(
-            rows, k, equal, STARTS_ON_SHORT_ROWS, sizes=state.sizes(names, {})
-        )
-        before = np.array([old.get(name, -1) for name in names])
-        return dict(zip(names, renamed(labels, before, self.k).tolist()))
+        earlier_labels = np.array([before.get(name, -1) for name in names])
+        renamed = rename_labels(labels, earlier_labels, self.k)
+        return dict(zip(names, renamed.tolist()))
 
     def counts_in(
-        self, state: ServerState, update: Update, assignment: Assignment
+        self,
+        state: ServerState,
+        update: Update,
+        assignment: Assignment,
     ) -> Counts:
-        """A model counts in its participant's new cluster; a gradient counts in no mean."""
-        return {
-            s: of
-            for s, of in self.by_cluster(update, assignment).items()
-            if s != self._criterion(state)
-        }
+        """A model counts in its participant's new cluster; a gradient counts in no mean.
+
+        Args:
+            state: the server's state between two rounds.
+            update: the update of one participant.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            ``{slot: (mean, weight)}``.
+        """
+        counts = dict(self.count_by_cluster(update, assignment))
+        counts.pop(self._criterion(state), None)
+        return counts
 
     def aggregate(
-        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+        assignment: Assignment,
     ) -> ServerState:
-        """The mean in each cluster. Before a round that clusters, the next cluster's model becomes the criterion."""
-        number, clusterings = (
-            state.round + 1,
-            state.extras["clusterings"] + state.extras["due"],
-        )
+        """The mean in each cluster. Before a round that clusters, the next cluster's model becomes the criterion.
+
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            The state after the round.
+        """
+        extras = state.extras
+        number = state.round + 1
+        clusterings = extras["clusterings"] + extras["due"]
         due = number % self.every == 0 and number < self.clustering_rounds
-        gradients = (
-            self._versions(state, updates)
-            if state.extras["due"]
-            else state.extras["gradients"]
-        )
-        bank = self.centres(state, updates, assignment)
+        gradients = extras["gradients"]
+        if extras["due"]:
+            gradients = self._list_versions(state, updates)
+        bank = self.compute_centres(state, updates, assignment)
         if due:
             bank[f"criterion-{clusterings}"] = bank[cluster_slot(clusterings % self.k)]
         after = state.after(
@@ -211,12 +327,20 @@ class CFLGP(Method):
         )
         return replace(after, bank=bank)
 
-    def join(self, state: ServerState, update: Update) -> ServerState:
-        """It chooses by its losses, even if the run ended before a round that clusters."""
-        placed = state if update.cluster is None else super().join(state, update)
-        return replace(
-            placed, round=state.round + 1, extras={**state.extras, "due": False}
-        )
+    def join(
+        self,
+        state: ServerState,
+        update: Update,
+    ) -> ServerState:
+        """It chooses by its losses, even if the run ended before a round that clusters.
 
-    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        return {slot: Served((state.bank[slot],)) for slot in self.slots}
+        Args:
+            state: the server's state between two rounds.
+            update: the update of one participant.
+
+        Returns:
+            The state in which the newcomer may be assigned.
+        """
+        placed = state if update.cluster is None else super().join(state, update)
+        extras = {**state.extras, "due": False}
+        return replace(placed, round=state.round + 1, extras=extras)

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.measures import by_rank, thresholds
+from cfl_flare.clustering.measures import bin_by_rank, list_thresholds
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.core.settings import setting
@@ -23,10 +23,10 @@ from cfl_flare.methods.fedavg import FedAvg, FedProx
 from cfl_flare.methods.personal import HEAD, BackboneOnly, FedBABU, FedPer
 from cfl_flare.methods.slots import (
     BACKBONE,
-    last_block,
-    parameters_outside,
+    find_last_block,
+    list_parameters_outside,
+    replace_part,
     split_layers,
-    with_part,
 )
 from cfl_flare.methods.state import (
     Assignment,
@@ -147,24 +147,47 @@ class FedCUAU(Method):
             no_private="a participant trains several copies of its layers, and private ones would fit one of them",
         )
 
-    def join(self, state: ServerState, update: Update) -> ServerState:
-        """`aggregate` places the newcomer, as its first update is not a model that could be compared."""
-        return replace(
-            self.aggregate(state, [update], self.assign(state, [update])),
-            bank=state.bank,
-        )
+    def join(
+        self,
+        state: ServerState,
+        update: Update,
+    ) -> ServerState:
+        """`aggregate` places the newcomer, as its first update is not a model that could be compared.
+
+        Args:
+            state: the server's state between two rounds.
+            update: the update of one participant.
+
+        Returns:
+            The state in which the newcomer may be assigned.
+        """
+        return self.join_by_aggregate(state, update)
 
     @property
     def headless(self) -> bool:
         return isinstance(self.inner, BackboneOnly)
 
     def weight(self, update: Update) -> float:
+        """Weigh an update.
+
+        Args:
+            update: the update of one participant.
+
+        Returns:
+            The weight psi_i, up to a common factor.
+        """
         return self.inner.weight(update)
 
     def plan(self, state: ServerState) -> Plan:
         """All participants do stage 1 in one round (lines 2-5), which needs a participant for each cluster.
 
         Later rounds sample as the base's rounds, which have no stage 1 before them.
+
+        Args:
+            state: the server's state between two rounds.
+
+        Returns:
+            Who trains, and how many updates the round needs.
         """
         first = self.is_stage_one(state)
         return Plan(
@@ -172,10 +195,24 @@ class FedCUAU(Method):
         )
 
     def is_stage_one(self, state: ServerState) -> bool:
-        """Whether the coming round is stage 1 (lines 2-9)."""
+        """Whether the coming round is stage 1 (lines 2-9).
+
+        Args:
+            state: the server's state between two rounds.
+        """
         return THRESHOLDS not in state.extras
 
-    def check(self, layout: Layout, rounds: int | None = None) -> None:
+    def check(
+        self,
+        layout: Layout,
+        rounds: int | None = None,
+    ) -> None:
+        """Check that the method fits the model and the number of rounds.
+
+        Args:
+            layout: the names and shapes of a model's arrays.
+            rounds: the number of rounds of the run, if it is known.
+        """
         super().check(layout, rounds)
         self.inner.check(layout)
         there = layout.head.size > 0
@@ -191,17 +228,32 @@ class FedCUAU(Method):
         )
 
     def parts(self, layout: Layout) -> tuple[Layout, Layout]:
-        """The parts of a model that travel: its shared layers, and its cluster layers (sec. 6.1)."""
+        """The parts of a model that travel: its shared layers, and its cluster layers (sec. 6.1).
+
+        Args:
+            layout: the names and shapes of a model's arrays.
+        """
         travels = layout.backbone if self.headless else layout
-        given = self.cluster_layers or last_block(layout, self.headless)
+        given = self.cluster_layers or find_last_block(layout, self.headless)
         return split_layers(
             travels, given, f"{self.where}: cluster_layers = {list(given)}"
         )
 
     def start(
-        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+        self,
+        initial: Callable[[int], Params],
+        participants: Sequence[str] = (),
     ) -> ServerState:
-        """All copies start from the run's initial model (line 10). AU has the layout of the head."""
+        """All copies start from the run's initial model (line 10). AU has the layout of the head.
+
+        Args:
+            initial: builds the untrained model of the run's i-th seed.
+            participants: the names of all participants at the start.
+
+        Returns:
+            The state before round 0.
+        """
+        # Line 10: w^s, and one copy of the cluster layers for each of C1 to CC.
         model = initial(0)
         shared, cluster = self.parts(model.layout)
         head = model.take(model.layout.head)
@@ -212,46 +264,86 @@ class FedCUAU(Method):
         }
         return ServerState({**bank, HEAD: head} if self.headless else bank)
 
-    def distribute(self, state: ServerState, participant: str) -> Download:
+    def distribute(
+        self,
+        state: ServerState,
+        participant: str,
+    ) -> Download:
         """The shared layers, the cluster layers to predict with, and to train those of its own cluster and all above.
 
         The slots to train always follow these two, even if one of them is repeated, so that both sides know them. A
         participant with none of them does stage 1, and sends only the difference of its head.
+
+        Args:
+            state: the server's state between two rounds.
+            participant: the participant's name.
+
+        Returns:
+            The models for the participant, and what must come back.
         """
         if self.is_stage_one(state):
             return Download(returns=(AU,))
         cluster = state.assignment.get(participant)
         if cluster is None:
             return Download((SHARED, self.slots[0]), returns=(AU,))
+        # The initial accuracy is that of C1, the personalised one that of the own cluster.
         served = cluster if self.finetune or isinstance(self.inner, FedPer) else 0
         trains = self.slots[cluster:]
         return Download(
             (SHARED, self.slots[served]), to_train=trains, returns=(*trains, SHARED)
         )
 
-    def local_update(self, learner: Learner, download: Download) -> Update:
+    def local_update(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Update:
+        """Train the models that were sent (local update step).
+
+        Args:
+            learner: the participant's data, random streams and memory.
+            download: the models that the participant was sent.
+
+        Returns:
+            The differences to the models that were sent.
+        """
         if not download.slots[2:]:
             return self.client_update(learner)
         return self.cluster_client_update(learner, download)
 
     def client_update(self, learner: Learner) -> Update:
-        """Stage 1: CU_k of the head, after one local epoch of all layers from the initial model (lines 5, 16-19)."""
+        """Stage 1: CU_k of the head, after one local epoch of all layers from the initial model (lines 5, 16-19).
+
+        Args:
+            learner: the participant's data, random streams and memory.
+        """
+        # Lines 16-18: every participant builds the same start, and trains all of its layers.
         start = learner.initial(0)
         trained = learner.in_round(0, self.stage1_lr).train(
             start, purpose="stage 1", epochs=1
         )
+        # Line 19: only the head's update travels.
         return Update(
             learner.participant,
             learner.samples,
             {AU: (trained - start).take(start.layout.head)},
         )
 
-    def cluster_client_update(self, learner: Learner, download: Download) -> Update:
+    def cluster_client_update(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Update:
         """Stage 2: the base's step on (w^s, w^CC), then each w^Cj from j = own on under the new w^s (lines 20-25).
 
         The head of FedBABU and FedPer stays as the base's step left it. BatchNorm in the frozen layers uses its
         batches' statistics, as in all training.
+
+        Args:
+            learner: the participant's data, random streams and memory.
+            download: the models that the participant was sent.
         """
+        # Line 21: the base's step on the shared layers with the copy of CC.
         view = _stage_two(learner)
         *copies, last = download.slots[2:]
         update = self.inner.local_update(view, self._composed(learner, download, last))
@@ -266,15 +358,20 @@ class FedCUAU(Method):
         # The copy of the own cluster is trained last. It is what the participant's training ends with.
         for slot in reversed(copies):
             layout = download.model(slot).layout
-            start = with_part(joint, download.model(slot))
-            frozen = parameters_outside(layout, joint.layout)
-            terms = self.inner.terms(Download((slot,), (start,)), slot)
+            start = replace_part(joint, download.model(slot))
+            frozen = list_parameters_outside(layout, joint.layout)
+            terms = self.inner.list_terms(Download((slot,), (start,)), slot)
             trained = view.part(slot).train(start, terms, frozen=frozen)
             diffs[slot] = (trained - start).take(layout)
             learner.trained = trained
         return replace(update, diffs=diffs)
 
-    def _composed(self, learner: Learner, download: Download, slot: str) -> Download:
+    def _composed(
+        self,
+        learner: Learner,
+        download: Download,
+        slot: str,
+    ) -> Download:
         """The base's download: the shared layers with a cluster's."""
         layout = learner.initial(0).layout
         name = GLOBAL
@@ -285,10 +382,21 @@ class FedCUAU(Method):
             (name,), (layout.join(download.model(SHARED), download.model(slot)),)
         )
 
-    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+    def assign(
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+    ) -> Assignment:
         """In stage 2 all stay in their clusters.
 
         Empty while a participant does stage 1, whose update is not a model that could be compared with others.
+
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+
+        Returns:
+            The cluster of each participant of the round.
         """
         if any(AU in update.diffs for update in updates):
             return {}
@@ -298,24 +406,48 @@ class FedCUAU(Method):
         }
 
     def counts_in(
-        self, state: ServerState, update: Update, assignment: Assignment
+        self,
+        state: ServerState,
+        update: Update,
+        assignment: Assignment,
     ) -> Counts:
-        """Each copy of layers counts in the mean of that copy (line 13)."""
-        return self.by_slot(update)
+        """Each copy of layers counts in the mean of that copy (line 14).
+
+        Args:
+            state: the server's state between two rounds.
+            update: the update of one participant.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            ``{slot: (mean, weight)}``.
+        """
+        return self.count_by_slot(update)
 
     def aggregate(
-        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+        assignment: Assignment,
     ) -> ServerState:
-        """AU = sum n_k/n CU_k (line 6), CUAU_k = ||CU_k - AU||_2 (line 8); each slot's mean (line 13).
+        """AU = sum n_k/n CU_k (line 6), CUAU_k = ||CU_k - AU||_2 (line 8); each slot's mean (line 14).
 
         The pseudo-code's further 1/N and 1/K are misprints: with them no mean would be one.
+
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            The state after the round.
         """
-        means = self.means(state, updates)
+        # Lines 6 and 14: AU in stage 1, else each slot's mean.
+        means = self.compute_means(state, updates)
         if self.is_stage_one(state):
             divergence = compute_divergences(updates, means[AU])
             bins, k = self.divide_by_rank(state, divergence)
             return state.after(
-                means, bins, **{THRESHOLDS: thresholds(divergence, bins, k)}
+                means, bins, **{THRESHOLDS: list_thresholds(divergence, bins, k)}
             )
 
         # A participant that did stage 1 later is placed between the percentile points of round 0.
@@ -328,36 +460,79 @@ class FedCUAU(Method):
         return state.after({**means, AU: au}, placed)
 
     def divide_by_rank(
-        self, state: ServerState, divergence: Mapping[str, float]
+        self,
+        state: ServerState,
+        divergence: Mapping[str, float],
     ) -> tuple[dict[str, int], int]:
         """Assign P_{i-1/C} < CUAU_k <= P_{i/C} (line 9), by rank, as in print the smallest would be in no cluster.
+
+        Args:
+            state: the server's state between two rounds.
+            divergence: CUAU_k of each participant.
 
         Returns:
             Each participant's cluster, and the number of clusters: as many of C as can be large enough.
         """
+        # A cluster below the minimum size leaves one cluster less.
         sizes = state.sizes([*divergence])
         for k in range(self.k, 0, -1):
-            bins = by_rank(divergence, k)
+            bins = bin_by_rank(divergence, k)
             if sizes is None or sizes.met(
                 np.array([bins[name] for name in divergence])
             ):
                 break
         return bins, k
 
-    def serve(self, learner: Learner, download: Download) -> Params | Served:
-        """Predict with C1's model or the own cluster's, before stage 1 with the initial model."""
+    def serve(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Params | Served:
+        """Predict with C1's model or the own cluster's, before stage 1 with the initial model.
+
+        Args:
+            learner: the participant's data, random streams and memory.
+            download: the models that the participant was sent.
+
+        Returns:
+            One model, or several that vote.
+        """
         if not download.slots:
             return learner.initial(0)
         return self.inner.serve(
             _stage_two(learner), self._composed(learner, download, download.slots[1])
         )
 
-    def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
-        """The personalised model (sec. 6.3)."""
-        return super().finetuned(_stage_two(learner), served)
+    def finetune_served(
+        self,
+        learner: Learner,
+        served: Params | Served,
+    ) -> Params | Served:
+        """The personalised model (sec. 6.3).
 
-    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        """Each cluster's model; with FedBABU's head, or for FedPer the run's untrained one."""
+        Args:
+            learner: the participant's data, random streams and memory.
+            served: the models that the participant predicts with.
+
+        Returns:
+            The tuned models.
+        """
+        return super().finetune_served(_stage_two(learner), served)
+
+    def list_models(
+        self,
+        state: ServerState,
+        layout: Layout,
+    ) -> dict[str, Served]:
+        """Each cluster's model; with FedBABU's head, or for FedPer the run's untrained one.
+
+        Args:
+            state: the server's state between two rounds.
+            layout: the names and shapes of a model's arrays.
+
+        Returns:
+            What predicts, by name.
+        """
         rest = [state.bank[SHARED]]
         untrained = frozenset[str]()
         if isinstance(self.inner, BackboneOnly):
@@ -370,8 +545,16 @@ class FedCUAU(Method):
         }
 
 
-def compute_divergences(updates: Sequence[Update], au: Params) -> dict[str, float]:
-    """CUAU_k = ||CU_k - AU||_2 of each participant that did stage 1 in this round (line 8)."""
+def compute_divergences(
+    updates: Sequence[Update],
+    au: Params,
+) -> dict[str, float]:
+    """CUAU_k = ||CU_k - AU||_2 of each participant that did stage 1 in this round (line 8).
+
+    Args:
+        updates: the updates of the round, in the participants' order.
+        au: AU, the mean update of the head.
+    """
     divergences = {}
     for update in updates:
         if AU in update.diffs:

@@ -14,13 +14,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from cfl_flare.clustering.measures import divergences
+from cfl_flare.clustering.measures import compute_divergences
 from cfl_flare.core.errors import ConfigError
-from cfl_flare.core.params import Layout, Params
+from cfl_flare.core.params import Params
 from cfl_flare.core.seeds import derive
 from cfl_flare.core.settings import setting
-from cfl_flare.methods.base import Method, cluster_slot
 from cfl_flare.methods.fedavg import Adapting
+from cfl_flare.methods.seeded import SeededMethod
+from cfl_flare.methods.slots import cluster_slot
 from cfl_flare.methods.state import (
     CLUSTERED,
     Assignment,
@@ -31,7 +32,6 @@ from cfl_flare.methods.state import (
     Traits,
     Update,
 )
-from cfl_flare.training.ensemble import Served
 
 # The untrained model from which a newcomer trains until it has a cluster, and the clusters from which the others start.
 NEWCOMER = "newcomer"
@@ -39,7 +39,7 @@ START = "start"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDS(Method):
+class FedDS(SeededMethod):
     """Clusters by predictions: a participant belongs to the centre that predicts most like its own trained model.
 
     It is FedDSMIC's clustering alone, with plain SGD, and each participant predicts with its cluster's centre.
@@ -86,14 +86,24 @@ class FedDS(Method):
         )
 
     def start(
-        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+        self,
+        initial: Callable[[int], Params],
+        participants: Sequence[str] = (),
     ) -> ServerState:
         """Start C centres from C seeds (Alg. 1, line 1), and an untrained model for newcomers.
 
         The participants are spread over the centres evenly, in an order that depends on their names and the seed alone.
         Participants that join the run later are newcomers.
+
+        Args:
+            initial: builds the untrained model of the run's i-th seed.
+            participants: the names of all participants at the start.
+
+        Returns:
+            The state before round 0.
         """
-        models = {slot: initial(k) for k, slot in enumerate(self.slots)}
+        # Line 1: C centres.
+        models = self.build_models(initial)
         order = sorted(
             participants, key=lambda name: (derive(self.seed, "start", name), name)
         )
@@ -102,62 +112,107 @@ class FedDS(Method):
             bank={**models, NEWCOMER: initial(self.k)}, extras={START: spread}
         )
 
-    def distribute(self, state: ServerState, participant: str) -> Download:
+    def distribute(
+        self,
+        state: ServerState,
+        participant: str,
+    ) -> Download:
         """Send the centre of the participant's cluster (Alg. 1, line 18).
 
         A newcomer has no cluster. It first trains an untrained model for a round.
+
+        Args:
+            state: the server's state between two rounds.
+            participant: the participant's name.
+
+        Returns:
+            The models for the participant, and what must come back.
         """
+        # Line 18: the centre of the own cluster.
         first = state.extras.get(START, {}).get(participant)
         cluster = state.assignment.get(participant, first)
         if cluster is None:
             return Download((NEWCOMER,))
-        return self.with_penalties(state, Download((cluster_slot(cluster),)))
+        return self.add_penalties(state, Download((cluster_slot(cluster),)))
 
-    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
+    def assign(
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+    ) -> Assignment:
         """Assign c(i) = argmin_c KL(w_i^(t+1) || w~_c^t) on the indicator samples (Eq. 6, 7), ties to the lowest c.
 
         As in Alg. 1, line 11, the trained models are compared with the centres that were sent in this round, before
         they are averaged anew.
+
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+
+        Returns:
+            The cluster of each participant of the round.
         """
         predict = state.logits
         if predict is None:
             raise ConfigError(
                 f"method {self.name}: the server has no indicator samples; provide some"
             )
-        slots = self.slots[: state.possible(self.k)]
+        # Eq. 6: the predictions of each centre and of each trained model.
+        slots = self.slots[: state.count_possible(self.k)]
         centres = predict([state.bank[slot] for slot in slots])
         rows = {}
         for update in updates:
-            model = predict([state.trained(update)])
-            rows[update.participant] = divergences(model, centres)[0]
+            model = predict([state.rebuild_model(update)])
+            rows[update.participant] = compute_divergences(model, centres)[0]
         distances = np.stack([*rows.values()])
-        return state.placed([*rows], distances.argmin(axis=1), lambda: distances)
+        return state.place_participants(
+            [*rows], distances.argmin(axis=1), lambda: distances
+        )
 
     def counts_in(
-        self, state: ServerState, update: Update, assignment: Assignment
+        self,
+        state: ServerState,
+        update: Update,
+        assignment: Assignment,
     ) -> Counts:
         """Count a trained model in the cluster that predicts most like it (Eq. 17).
 
         A newcomer's model did not start from a centre. It decides the cluster and counts nowhere.
+
+        Args:
+            state: the server's state between two rounds.
+            update: the update of one participant.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            ``{slot: (mean, weight)}``.
         """
         if NEWCOMER in update.diffs:
             return {}
-        return self.by_cluster(update, assignment)
+        return self.count_by_cluster(update, assignment)
 
     def aggregate(
-        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+        assignment: Assignment,
     ) -> ServerState:
         """Compute w~_c = sum n_i / n_c w_i inside each cluster (Eq. 17). An empty cluster keeps its centre.
 
         For penalties that need it, the mean of the centres is kept as well (thesis Eq. 5.6).
-        """
-        centres = self.centres(state, updates, assignment)
-        if self.penalties:
-            return self.with_common(state, centres, updates, assignment)
-        return state.after(centres, assignment)
 
-    def models(self, state: ServerState, layout: Layout) -> dict[str, Served]:
-        return {slot: Served((state.bank[slot],)) for slot in self.slots}
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            The state after the round.
+        """
+        centres = self.compute_centres(state, updates, assignment)
+        if self.penalties:
+            return self.update_common(state, centres, updates, assignment)
+        return state.after(centres, assignment)
 
 
 @dataclass(frozen=True, kw_only=True)

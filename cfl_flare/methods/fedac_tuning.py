@@ -1,6 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedAC's tuning of the number of clusters (Zhang et al. 2024, Alg. 3): merges and splits by their dispersion."""
+"""FedAC's tuning of the number of clusters (Zhang et al. 2024, Alg. 3): merges and splits by their dispersion.
+
+* Yuxin Zhang, Haoyu Chen, Zheng Lin, Zhe Chen, Jin Zhao: FedAC: An Adaptive Clustered Federated Learning Framework
+  for Heterogeneous Data, 2024, https://arxiv.org/abs/2403.16460.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import numpy as np
 
 from cfl_flare.core.arrays import LatestModels
 from cfl_flare.core.params import Params, weighted_mean
+from cfl_flare.methods.state import Weighting
 
 # Splits the names of a cluster's members in two lists. The second list is empty if no split is possible.
 Halves = Callable[[Sequence[str]], tuple[list[str], list[str]]]
@@ -33,7 +38,7 @@ class Clusters:
     centres: dict[int, Params]
     ids: int
     known: LatestModels
-    weighting: str
+    weighting: Weighting
     inside: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -44,21 +49,28 @@ class Clusters:
     @property
     def assignment(self) -> dict[str, int]:
         """The members' clusters by name."""
-        return {name: k for k, names in self.members.items() for name in names}
+        assignment: dict[str, int] = {}
+        for cluster, names in self.members.items():
+            assignment |= dict.fromkeys(names, cluster)
+        return assignment
 
     def average(self, otherwise: Params) -> Params:
-        """The mean of the centres, weighted by their members, or ``otherwise`` if there are none."""
+        """The mean of the centres, weighted by their members, or ``otherwise`` if there are none.
+
+        Args:
+            otherwise: the result if there is nothing to average.
+        """
         weighted = (
             (self.centres[k], self.known.weight(self.members[k], self.weighting))
             for k in self.used
         )
         return weighted_mean(weighted, otherwise)
 
-    def dispersion(self) -> dict[int, float]:
+    def measure_dispersion(self) -> dict[int, float]:
         """G_k = Dist_intra / Dist_inter of each cluster with members, infinity if no other cluster is apart."""
         used = self.used
         dispersion = {}
-        for row, (k, squares) in enumerate(zip(used, self.between(used))):
+        for row, (k, squares) in enumerate(zip(used, self.measure_distances(used))):
             if k not in self.inside:
                 self.inside[k] = self.known.spread(self.members[k], self.centres[k])
             others = np.delete(squares, row)
@@ -66,20 +78,42 @@ class Clusters:
             dispersion[k] = self.inside[k] / apart if apart > 0 else float("inf")
         return dispersion
 
-    def between(self, used: Sequence[int]) -> np.ndarray:
-        """Squared distances ``(k, k)`` between these centres, computed after subtracting their mean."""
+    def measure_distances(self, used: Sequence[int]) -> np.ndarray:
+        """Squared distances ``(k, k)`` between these centres, computed after subtracting their mean.
+
+        Args:
+            used: the ids of clusters.
+        """
         from sklearn.metrics.pairwise import euclidean_distances
 
         rows = np.stack([self.centres[k].part("all").astype(np.float64) for k in used])
         return np.asarray(euclidean_distances(rows - rows.mean(axis=0), squared=True))
 
-    def merge(self, cluster: int, into: int) -> None:
-        """Move a cluster's members to another cluster, and drop its id."""
+    def merge(
+        self,
+        cluster: int,
+        into: int,
+    ) -> None:
+        """Move a cluster's members to another cluster, and drop its id.
+
+        Args:
+            cluster: the number of a cluster.
+            into: the cluster that stays.
+        """
         members = self.members[into] + self.members.pop(cluster)
         self._set_members(into, members, self.centres.pop(cluster))
 
-    def split(self, cluster: int, halves: tuple[list[str], list[str]]) -> int:
-        """Move the second half of a cluster's members to a new cluster, and return the new id."""
+    def split(
+        self,
+        cluster: int,
+        halves: tuple[list[str], list[str]],
+    ) -> int:
+        """Move the second half of a cluster's members to a new cluster, and return the new id.
+
+        Args:
+            cluster: the number of a cluster.
+            halves: the two lists of members.
+        """
         new = self.ids
         before = self.centres[cluster]
         self.ids += 1
@@ -96,7 +130,12 @@ class Clusters:
             inside={**self.inside},
         )
 
-    def _set_members(self, cluster: int, names: list[str], otherwise: Params) -> None:
+    def _set_members(
+        self,
+        cluster: int,
+        names: list[str],
+        otherwise: Params,
+    ) -> None:
         self.members[cluster] = names
         self.centres[cluster] = self.known.mean(names, self.weighting, otherwise)
         self.inside.pop(cluster, None)
@@ -124,11 +163,11 @@ def tune(
     Returns:
         ``{"cluster", "into"}`` for a merge, ``{"cluster", "new"}`` for a split.
     """
-    dispersion = clusters.dispersion()
+    dispersion = clusters.measure_dispersion()
     if len(dispersion) == 1:
         return _split_single(clusters, halves, low, high, past)
     ids = list(dispersion)
-    between = clusters.between(ids)
+    between = clusters.measure_distances(ids)
     np.fill_diagonal(between, np.inf)
     were_split = {(change["cluster"], change.get("new")) for change in past}
     were_merged = {change.get("into") for change in past}
@@ -173,12 +212,16 @@ def _split_single(
         return []
     tried = clusters.copy()
     new = tried.split(cluster, parts)
-    if not all(low <= g <= high for g in tried.dispersion().values()):
+    if not all(low <= g <= high for g in tried.measure_dispersion().values()):
         return []
     clusters.split(cluster, parts)
     return [{"cluster": cluster, "new": new}]
 
 
-def as_json(spread: dict[int, float]) -> dict[str, Any]:
-    """G_k by cluster, None where it is infinite: a single cluster, or centres that coincide."""
+def describe_dispersion(spread: dict[int, float]) -> dict[str, Any]:
+    """G_k by cluster, None where it is infinite: a single cluster, or centres that coincide.
+
+    Args:
+        spread: G_k by cluster.
+    """
     return {str(k): g if math.isfinite(g) else None for k, g in spread.items()}

@@ -1,6 +1,16 @@
 # SPDX-FileCopyrightText: 2026 The cfl_flare authors
 # SPDX-License-Identifier: Apache-2.0
-"""One global model: FedAvg, FedProx, Finetune, Per-FedAvg; and Local, no federation at all."""
+"""One global model: FedAvg, FedProx, Finetune, Per-FedAvg; and Local, no federation at all.
+
+* Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas: Communication-Efficient Learning
+  of Deep Networks from Decentralized Data, AISTATS 2017, https://arxiv.org/abs/1602.05629 (FedAvg).
+* Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith: Federated Optimization in
+  Heterogeneous Networks, MLSys 2020, https://arxiv.org/abs/1812.06127 (FedProx).
+* G. Cheng, K. Chadha, J. Duchi: Fine-tuning is Fine in Federated Learning, 2021, https://arxiv.org/abs/2108.07313
+  (Finetune).
+* Alireza Fallah, Aryan Mokhtari, Asuman Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: A
+  Model-Agnostic Meta-Learning Approach, NeurIPS 2020, https://arxiv.org/abs/2002.07948 (Per-FedAvg).
+"""
 
 from __future__ import annotations
 
@@ -37,10 +47,22 @@ class FedAvg(Method):
         return replace(PLAIN, averages_only=True)
 
     def aggregate(
-        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+        assignment: Assignment,
     ) -> ServerState:
-        """Theta_g = sum psi_i theta_i (thesis Eq. 2.6)."""
-        return state.after(self.means(state, updates))
+        """Theta_g = sum psi_i theta_i (thesis Eq. 2.6).
+
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            The state after the round.
+        """
+        return state.after(self.compute_means(state, updates))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +83,24 @@ class FedProx(FedAvg):
         """Its term is one that scripts of FLARE's know."""
         return replace(super().traits, proximal=self.mu)
 
-    def terms(self, download: Download, slot: str) -> list[Term]:
-        """mu/2 ||theta - Theta_g||^2, and any other penalty."""
-        return [Pull.to(self.mu, download.model(slot)), *super().terms(download, slot)]
+    def list_terms(
+        self,
+        download: Download,
+        slot: str,
+    ) -> list[Term]:
+        """mu/2 ||theta - Theta_g||^2, and any other penalty.
+
+        Args:
+            download: the models that the participant was sent.
+            slot: the name of a model in the bank.
+
+        Returns:
+            The terms.
+        """
+        return [
+            Pull.to(self.mu, download.model(slot)),
+            *super().list_terms(download, slot),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +121,12 @@ class Finetune(FedAvg):
     def label(self) -> str:
         return self.name
 
-    def finetuned(self, learner: Learner, served: Params | Served) -> Params | Served:
+    def finetune_served(
+        self, learner: Learner, served: Params | Served
+    ) -> Params | Served:
         """The global model after one more local round that is held near it."""
         if not self.pull:
-            return super().finetuned(learner, served)
+            return super().finetune_served(learner, served)
         (model,) = Served.of(served).models
         near = [Pull.to(self.pull, model)]
         return learner.train(
@@ -119,25 +158,88 @@ class Local(Method):
         )
 
     def start(
-        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+        self,
+        initial: Callable[[int], Params],
+        participants: Sequence[str] = (),
     ) -> ServerState:
+        """Start the run.
+
+        Args:
+            initial: builds the untrained model of the run's i-th seed.
+            participants: the names of all participants at the start.
+
+        Returns:
+            The state before round 0.
+        """
         return ServerState(bank={})
 
-    def distribute(self, state: ServerState, participant: str) -> Download:
+    def distribute(
+        self,
+        state: ServerState,
+        participant: str,
+    ) -> Download:
+        """Send a participant its models (distribution step).
+
+        Args:
+            state: the server's state between two rounds.
+            participant: the participant's name.
+
+        Returns:
+            The models for the participant, and what must come back.
+        """
         return Download()
 
-    def local_update(self, learner: Learner, download: Download) -> Update:
+    def local_update(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Update:
+        """Train the models that were sent (local update step).
+
+        Args:
+            learner: the participant's data, random streams and memory.
+            download: the models that the participant was sent.
+
+        Returns:
+            The differences to the models that were sent.
+        """
         near = [Pull.to(self.pull, learner.initial(0))] if self.pull else []
         start = self.serve(learner, download)
         learner.memory["model"] = learner.train(start, near)
         return Update(learner.participant, learner.samples)
 
     def aggregate(
-        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+        assignment: Assignment,
     ) -> ServerState:
+        """Compute the new models (M-step).
+
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            The state after the round.
+        """
         return state.after({})
 
-    def serve(self, learner: Learner, download: Download) -> Params:
+    def serve(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Params:
+        """Choose what the participant predicts with.
+
+        Args:
+            learner: the participant's data, random streams and memory.
+            download: the models that the participant was sent.
+
+        Returns:
+            One model, or several that vote.
+        """
         return learner.memory.get("model") or learner.initial(0)
 
 
@@ -165,18 +267,48 @@ class Adapting(Method):
         return replace(super().traits, queries=None)
 
     def eta(self, learner: Learner) -> float:
+        """The learning rate eta of inner and personal steps.
+
+        Args:
+            learner: the participant's data, random streams and memory.
+        """
         return learner.lr if self.inner_lr is None else self.inner_lr
 
-    def local_update(self, learner: Learner, download: Download) -> Update:
-        """w <- w - eps grad l(w - eta grad l(w; D); D') (FedDSMIC Alg. 2, Eq. 15-16), tau = the run's local steps."""
-        return self.trained(
+    def local_update(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Update:
+        """w <- w - eps grad l(w - eta grad l(w; D); D') (FedDSMIC Alg. 2, Eq. 15-16), tau = the run's local steps.
+
+        Args:
+            learner: the participant's data, random streams and memory.
+            download: the models that the participant was sent.
+
+        Returns:
+            The differences to the models that were sent.
+        """
+        return self.train_slot(
             learner, download, download.slots[0], inner_lr=self.eta(learner)
         )
 
-    def serve(self, learner: Learner, download: Download) -> Params:
-        """w - eta grad l(w; D), once or a few times (FedDSMIC Eq. 8)."""
+    def serve(
+        self,
+        learner: Learner,
+        download: Download,
+    ) -> Params:
+        """w - eta grad l(w; D), once or a few times (FedDSMIC Eq. 8).
+
+        Args:
+            learner: the participant's data, random streams and memory.
+            download: the models that the participant was sent.
+
+        Returns:
+            One model, or several that vote.
+        """
+        # The served model, then gradient steps on the participant's own data.
         (model,) = Served.of(super().serve(learner, download)).models
-        return learner.adapted(model, self.personal_steps, self.eta(learner))
+        return learner.adapt_model(model, self.personal_steps, self.eta(learner))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,45 +55,33 @@ class Groups(Method):
     )
 
     def __post_init__(self) -> None:
-        where, given = f"method {self.name}: groups", self.groups
-        valid = isinstance(given, (Mapping, list, tuple))
+        where = f"method {self.name}: groups"
+        given = self.groups
         wanted = "should be a label for each name, {name: label}, or a list of labels"
+        valid = isinstance(given, (Mapping, list, tuple))
         require(valid, f"{where} = {shown(given)} {wanted}")
-        pairs = (
-            given.items()
-            if isinstance(given, Mapping)
-            else [(str(label), label) for label in given]
-        )
-        labels = {
-            name: str(label) if isinstance(label, int) else label
-            for name, label in pairs
-        }
+        named = given
+        if not isinstance(named, Mapping):
+            named = {str(label): label for label in named}
+        labels = {}
+        for name, label in named.items():
+            labels[name] = str(label) if isinstance(label, int) else label
+        wanted = f"should be a name and a label of 1 to {LONGEST} printable characters"
         for name, label in labels.items():
-            texts = (name, label)
-            valid = all(
-                isinstance(t, str) and 0 < len(t) <= LONGEST and t.isprintable()
-                for t in texts
-            )
-            short = (
-                f"should be a name and a label of 1 to {LONGEST} printable characters"
-            )
-            require(valid, f"{where}: {shown(name)}: {shown(label)} {short}")
-        require(
-            0 < len({*labels.values()}) <= 1000,
-            f"{where} have {len({*labels.values()})} labels, not 1 to 1000",
-        )
-        object.__setattr__(
-            self, "groups", labels if isinstance(given, Mapping) else [*labels]
-        )
+            pair = f"{shown(name)}: {shown(label)}"
+            require(_is_short(name) and _is_short(label), f"{where}: {pair} {wanted}")
+        count = len({*labels.values()})
+        require(0 < count <= 1000, f"{where} have {count} labels, not 1 to 1000")
+        groups = labels if isinstance(given, Mapping) else [*labels]
+        object.__setattr__(self, "groups", groups)
         super().__post_init__()
 
     @cached_property
     def labels(self) -> list[str]:
         """The labels in the order of their clusters."""
-        given = (
-            self.groups.values() if isinstance(self.groups, Mapping) else self.groups
-        )
-        return sorted({*given}, key=lambda label: (len(label), label))
+        given = self.groups
+        labels = given.values() if isinstance(given, Mapping) else given
+        return sorted({*labels}, key=lambda label: (len(label), label))
 
     @property
     def traits(self) -> Traits:
@@ -108,76 +96,170 @@ class Groups(Method):
             named_groups=named,
         )
 
-    def cluster_of(self, state: ServerState, participant: str) -> int | None:
-        """By the run's label of it, else by the one that it named."""
+    def find_cluster(
+        self,
+        state: ServerState,
+        participant: str,
+    ) -> int | None:
+        """By the run's label of it, else by the one that it named.
+
+        Args:
+            state: the server's state between two rounds.
+            participant: the participant's name.
+        """
         given = self.groups if isinstance(self.groups, Mapping) else {}
         label = given.get(participant, state.labels.get(participant))
         return self.labels.index(label) if label in self.labels else None
 
-    def check(self, layout: Layout, rounds: int | None = None) -> None:
+    def check(
+        self,
+        layout: Layout,
+        rounds: int | None = None,
+    ) -> None:
+        """Check that the method fits the model and the number of rounds.
+
+        Args:
+            layout: the names and shapes of a model's arrays.
+            rounds: the number of rounds of the run, if it is known.
+        """
         super().check(layout, rounds)
         too_few = f"method groups: warmup = {self.warmup} leaves the groups none of {rounds} rounds; lower it"
         require(rounds is None or rounds > self.warmup, too_few)
 
     def start(
-        self, initial: Callable[[int], Params], participants: Sequence[str] = ()
+        self,
+        initial: Callable[[int], Params],
+        participants: Sequence[str] = (),
     ) -> ServerState:
-        """One common model; without a warm-up, the groups begin from it at once."""
-        state = super().start(initial)
-        return (
-            state if self.warmup else replace(state, bank=self._with_groups(state.bank))
-        )
+        """One common model; without a warm-up, the groups begin from it at once.
 
-    def _with_groups(self, bank: Mapping[str, Params]) -> Mapping[str, Params]:
+        Args:
+            initial: builds the untrained model of the run's i-th seed.
+            participants: the names of all participants at the start.
+
+        Returns:
+            The state before round 0.
+        """
+        state = super().start(initial)
+        if self.warmup:
+            return state
+        return replace(state, bank=self._add_groups(state.bank))
+
+    def _add_groups(self, bank: Mapping[str, Params]) -> Mapping[str, Params]:
         """Theta_g = Theta_pan for each group g."""
         return {**bank, **dict.fromkeys(self.slots, bank[GLOBAL])}
 
-    def distribute(self, state: ServerState, participant: str) -> Download:
-        """Its group's model, with Theta_pan for the pull; Theta_pan alone in the warm-up, and without a label."""
-        cluster = self.cluster_of(state, participant)
-        if not self._grouped(state):
+    def distribute(
+        self,
+        state: ServerState,
+        participant: str,
+    ) -> Download:
+        """Its group's model, with Theta_pan for the pull; Theta_pan alone in the warm-up, and without a label.
+
+        Args:
+            state: the server's state between two rounds.
+            participant: the participant's name.
+
+        Returns:
+            The models for the participant, and what must come back.
+        """
+        # Without a label there is nothing to train after the warm-up.
+        cluster = self.find_cluster(state, participant)
+        if not self._has_groups(state):
             return Download((GLOBAL,))
         if cluster is None:
             return Download((GLOBAL,), trains=False)
-        return Download(
-            (cluster_slot(cluster),), to_train=(GLOBAL,) if self.pull else ()
-        )
+        to_train = (GLOBAL,) if self.pull else ()
+        return Download((cluster_slot(cluster),), to_train=to_train)
 
-    def _grouped(self, state: ServerState) -> bool:
+    def _has_groups(self, state: ServerState) -> bool:
         return cluster_slot(0) in state.bank
 
-    def terms(self, download: Download, slot: str) -> list[Term]:
-        """lambda/2 ||theta - Theta_pan||^2, and any other penalty."""
-        near = (
-            [Pull.to(self.pull, download.model(GLOBAL))]
-            if slot != GLOBAL and self.pull
-            else []
-        )
-        return [*near, *super().terms(download, slot)]
+    def list_terms(
+        self,
+        download: Download,
+        slot: str,
+    ) -> list[Term]:
+        """lambda/2 ||theta - Theta_pan||^2, and any other penalty.
 
-    def assign(self, state: ServerState, updates: Sequence[Update]) -> Assignment:
-        """As given, once the groups have begun."""
-        given = {
-            u.participant: self.cluster_of(state, u.participant)
-            for u in updates
-            if self._grouped(state)
-        }
-        return {name: cluster for name, cluster in given.items() if cluster is not None}
+        Args:
+            download: the models that the participant was sent.
+            slot: the name of a model in the bank.
+
+        Returns:
+            The terms.
+        """
+        terms = super().list_terms(download, slot)
+        if slot == GLOBAL or not self.pull:
+            return terms
+        return [Pull.to(self.pull, download.model(GLOBAL)), *terms]
+
+    def assign(
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+    ) -> Assignment:
+        """As given, once the groups have begun.
+
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+
+        Returns:
+            The cluster of each participant of the round.
+        """
+        assignment: dict[str, int] = {}
+        if not self._has_groups(state):
+            return assignment
+        for update in updates:
+            cluster = self.find_cluster(state, update.participant)
+            if cluster is not None:
+                assignment[update.participant] = cluster
+        return assignment
 
     def counts_in(
-        self, state: ServerState, update: Update, assignment: Assignment
+        self,
+        state: ServerState,
+        update: Update,
+        assignment: Assignment,
     ) -> Counts:
-        """Where it was trained; Theta_pan stays as it is once the groups have begun."""
-        return (
-            {}
-            if GLOBAL in update.diffs and self._grouped(state)
-            else self.by_slot(update)
-        )
+        """Where it was trained; Theta_pan stays as it is once the groups have begun.
+
+        Args:
+            state: the server's state between two rounds.
+            update: the update of one participant.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            ``{slot: (mean, weight)}``.
+        """
+        if GLOBAL in update.diffs and self._has_groups(state):
+            return {}
+        return self.count_by_slot(update)
 
     def aggregate(
-        self, state: ServerState, updates: Sequence[Update], assignment: Assignment
+        self,
+        state: ServerState,
+        updates: Sequence[Update],
+        assignment: Assignment,
     ) -> ServerState:
-        """Theta_g = sum of n_i theta_i / sum of n_i over the group g, or over all; groups begin after the warm-up."""
-        means = self.means(state, updates)
-        begins = not self._grouped(state) and state.round + 1 >= self.warmup
-        return state.after(self._with_groups(means) if begins else means, assignment)
+        """Theta_g = sum of n_i theta_i / sum of n_i over the group g, or over all; groups begin after the warm-up.
+
+        Args:
+            state: the server's state between two rounds.
+            updates: the updates of the round, in the participants' order.
+            assignment: the cluster of each of the round's participants.
+
+        Returns:
+            The state after the round.
+        """
+        # Theta_pan in the warm-up, and each group's mean after it.
+        models: Mapping[str, Params] = self.compute_means(state, updates)
+        if not self._has_groups(state) and state.round + 1 >= self.warmup:
+            models = self._add_groups(models)
+        return state.after(models, assignment)
+
+
+def _is_short(text: object) -> bool:
+    """Whether a value is printable text of at most `LONGEST` characters."""
+    return isinstance(text, str) and 0 < len(text) <= LONGEST and text.isprintable()

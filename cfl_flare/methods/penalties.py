@@ -4,6 +4,8 @@
 
 CFL-CON is `Contrastive`, CFL-CKS is `KnowledgeSharing`, CFL-CON&CKS is
 ``(Contrastive(scope="head"), KnowledgeSharing(scope="backbone"))`` (thesis Eq. 6.1).
+
+* Jie Ma: Clustered Federated Learning, PhD thesis, University of Technology Sydney, 2023, chapters 4 to 6.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -55,7 +57,11 @@ class Penalty(ABC):
         check_settings(self, f"penalty {self.name}")
 
     def check(self, clusters: int) -> None:
-        """Raises a ConfigError if it needs clusters, and the method has none."""
+        """Raises a ConfigError if it needs clusters, and the method has none.
+
+        Args:
+            clusters: the number of clusters.
+        """
         if self.of_clusters and not clusters:
             there = "ifca, fesem or wecfl, with k >= 1, or your own that declares the trait shares_centres"
             raise ConfigError(
@@ -63,20 +69,42 @@ class Penalty(ABC):
             )
 
     def check_model(self, layout: Layout) -> None:
+        """Check that the model has the part that the penalty needs.
+
+        Args:
+            layout: the names and shapes of a model's arrays.
+        """
         misfit = (
             f"penalty {self.name}: scope = {self.scope!r} does not fit the model: {{}}"
         )
         require_part(layout, self.scope, misfit)
 
     def slots(self, clusters: int) -> tuple[str, ...]:
-        """The further models, or parts of models, that the penalty needs."""
+        """The further models, or parts of models, that the penalty needs.
+
+        Args:
+            clusters: the number of clusters.
+        """
         return ()
 
     @abstractmethod
-    def terms(self, download: Download, slot: str, clusters: int) -> list[Term]:
+    def list_terms(
+        self,
+        download: Download,
+        slot: str,
+        clusters: int,
+    ) -> list[Term]:
         """The terms added to the loss of one participant, which starts from the model in ``slot``, in one round.
 
         The download has this penalty's slots; for a penalty of clusters also their weights, as ``cluster_weights``.
+
+        Args:
+            download: the models that the participant was sent.
+            slot: the name of a model in the bank.
+            clusters: the number of clusters.
+
+        Returns:
+            The terms.
         """
 
 
@@ -89,7 +117,22 @@ class Proximal(Penalty):
 
     mu: float = setting(0.001, help="coefficient of the term", ge=0)
 
-    def terms(self, download: Download, slot: str, clusters: int) -> list[Term]:
+    def list_terms(
+        self,
+        download: Download,
+        slot: str,
+        clusters: int,
+    ) -> list[Term]:
+        """List the terms that are added to the loss.
+
+        Args:
+            download: the models that the participant was sent.
+            slot: the name of a model in the bank.
+            clusters: the number of clusters.
+
+        Returns:
+            The terms.
+        """
         return [Pull.to(self.mu, download.model(slot), self.scope)]
 
 
@@ -109,12 +152,12 @@ class Contrastive(Penalty):
         0.5, help="coefficient of the term; the thesis tries 0.1, 0.5, 2 and 5", ge=0
     )
     tau: float = setting(1.0, help="temperature; the thesis tries 0.1, 1 and 10", gt=0)
-    on: str = setting(
+    on: Literal["parameters", "representations"] = setting(
         "parameters",
         help="parameters (thesis Eq. 4.3), or representations: the backbone's outputs for each sample (Eq. 4.4)",
         choices=("parameters", "representations"),
     )
-    mode: str = setting(
+    mode: Literal["evaluation", "training"] = setting(
         "evaluation",
         help="mode of the networks whose representations are compared, the own one too: evaluation (BatchNorm by its "
         "running statistics, no dropout) or training (BatchNorm by the batch's, with dropout)",
@@ -137,6 +180,11 @@ class Contrastive(Penalty):
         )
 
     def check_model(self, layout: Layout) -> None:
+        """Check that the model has the part that the penalty compares.
+
+        Args:
+            layout: the names and shapes of a model's arrays.
+        """
         super().check_model(layout)
         if self.on == "representations":
             require_part(
@@ -146,11 +194,30 @@ class Contrastive(Penalty):
             )
 
     def slots(self, clusters: int) -> tuple[str, ...]:
-        """All centres; for representations, their backbones."""
+        """All centres; for representations, their backbones.
+
+        Args:
+            clusters: the number of clusters.
+        """
         part = "backbone" if self.on == "representations" else self.scope
         return tuple(part_slot(cluster_slot(k), part) for k in range(clusters))
 
-    def terms(self, download: Download, slot: str, clusters: int) -> list[Term]:
+    def list_terms(
+        self,
+        download: Download,
+        slot: str,
+        clusters: int,
+    ) -> list[Term]:
+        """List the terms that are added to the loss.
+
+        Args:
+            download: the models that the participant was sent.
+            slot: the name of a model in the bank.
+            clusters: the number of clusters.
+
+        Returns:
+            The terms.
+        """
         index = [cluster_slot(k) for k in range(clusters)].index(slot)
         centres = [download.model(slot) for slot in self.slots(clusters)]
         if self.on == "representations":
@@ -208,6 +275,11 @@ class KnowledgeSharing(Penalty):
             )
 
     def check(self, clusters: int) -> None:
+        """Check that the method fits the model and the number of rounds.
+
+        Args:
+            clusters: the number of clusters.
+        """
         super().check(clusters)
         if isinstance(self.lam, tuple) and len(self.lam) != clusters:
             has = f"lam = {list(self.lam)} has {len(self.lam)} values for {clusters} clusters"
@@ -216,14 +288,33 @@ class KnowledgeSharing(Penalty):
             )
 
     def slots(self, clusters: int) -> tuple[str, ...]:
-        """The mean of the centres, or all of them."""
-        needed = (
-            [cluster_slot(k) for k in range(clusters)] if self.pairwise else [GLOBAL]
-        )
+        """The mean of the centres, or all of them.
+
+        Args:
+            clusters: the number of clusters.
+        """
+        if self.pairwise:
+            needed = [cluster_slot(k) for k in range(clusters)]
+        else:
+            needed = [GLOBAL]
         return tuple(part_slot(slot, self.scope) for slot in needed)
 
-    def terms(self, download: Download, slot: str, clusters: int) -> list[Term]:
-        """One pull to the mean, or one to each of the other centres."""
+    def list_terms(
+        self,
+        download: Download,
+        slot: str,
+        clusters: int,
+    ) -> list[Term]:
+        """One pull to the mean, or one to each of the other centres.
+
+        Args:
+            download: the models that the participant was sent.
+            slot: the name of a model in the bank.
+            clusters: the number of clusters.
+
+        Returns:
+            The terms.
+        """
         places = download.model(slot).layout.select(self.scope)
         index = [cluster_slot(k) for k in range(clusters)].index(slot)
         lam = self.lam[index] if isinstance(self.lam, tuple) else self.lam
@@ -243,8 +334,17 @@ PENALTIES: dict[str, type[Penalty]] = {
 }
 
 
-def build_penalty(spec: Any, authorize: Callable[[str], None] | None = None) -> Penalty:
-    """A penalty of a job: ``{"penalty": "contrastive", "mu": 0.5}``, or ``"package.Class"`` for one of your own."""
+def build_penalty(
+    spec: Any,
+    authorize: Callable[[str], None] | None = None,
+) -> Penalty:
+    """A penalty of a job: ``{"penalty": "contrastive", "mu": 0.5}``, or ``"package.Class"`` for one of your own.
+
+    Args:
+        spec: the name of the class, and its settings.
+        authorize: asked for each class path before it is imported; it raises to refuse
+            it.
+    """
     if isinstance(spec, Penalty):
         return spec
     require(

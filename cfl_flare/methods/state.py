@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from cfl_flare.clustering.floor import Census, Sizes
 from cfl_flare.core.arrays import Archive
 from cfl_flare.core.params import Params
 from cfl_flare.training.privacy import Queries
+
+# What a participant counts in averages: its samples, or as much as any other.
+Weighting = Literal["samples", "uniform"]
 
 # The cluster of each participant.
 Assignment = Mapping[str, int]
@@ -63,14 +66,17 @@ class Participant:
 
     def check_in(self) -> dict[str, Any]:
         """What it said of its data, as a run's summary has it."""
-        facts = {
-            "name": self.name,
-            "site": self.site,
-            **({self.unit: self.samples} if self.unit else {}),
-        }
-        facts |= {"group": self.group, **({} if self.tested else {"tested": False})}
-        facts |= {} if self.label is None else {"label": self.label}
-        return facts | ({} if self.clipped is None else {"clipped": self.clipped})
+        facts: dict[str, Any] = {"name": self.name, "site": self.site}
+        if self.unit:
+            facts[self.unit] = self.samples
+        facts["group"] = self.group
+        if not self.tested:
+            facts["tested"] = False
+        if self.label is not None:
+            facts["label"] = self.label
+        if self.clipped is not None:
+            facts["clipped"] = self.clipped
+        return facts
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,11 @@ class Download:
     trains: bool = True
 
     def model(self, slot: str) -> Params:
+        """Take the model of a slot.
+
+        Args:
+            slot: the name of a model in the bank.
+        """
         return self.models[self.slots.index(slot)]
 
     @property
@@ -130,14 +141,15 @@ class Download:
             return self.returns
         return () if self.choices and self.trains_choice else self.slots[:1]
 
-    def expected(self, cluster: int | None) -> tuple[str, ...]:
-        """The slots whose differences a participant of this cluster must send, the main one first."""
-        trained = (
-            ()
-            if cluster is None or not self.trains_choice
-            else (self.choices[cluster],)
-        )
-        return (*trained, *self.returned)
+    def list_expected(self, cluster: int | None) -> tuple[str, ...]:
+        """The slots whose differences a participant of this cluster must send, the main one first.
+
+        Args:
+            cluster: the number of a cluster.
+        """
+        if cluster is None or not self.trains_choice:
+            return self.returned
+        return (self.choices[cluster], *self.returned)
 
 
 @dataclass(frozen=True)
@@ -188,7 +200,8 @@ class Mapped(Sequence[Update]):
         function: Callable[[Update], Update] = lambda update: update,
         places: Sequence[int] | None = None,
     ):
-        self._updates, self._function = updates, function
+        self._updates = updates
+        self._function = function
         self._places = range(len(updates)) if places is None else places
 
     def __len__(self) -> int:
@@ -205,24 +218,37 @@ class Mapped(Sequence[Update]):
 
     def heads(self) -> Iterator[Update]:
         places = set(self._places)
-        return (
-            self._function(update)
-            for i, update in enumerate(heads(self._updates))
-            if i in places
-        )
+        for place, update in enumerate(read_heads(self._updates)):
+            if place in places:
+                yield self._function(update)
 
 
-def heads(updates: Sequence[Update]) -> Iterator[Update]:
-    """The updates, with empty vectors where those are on disk: for what reads names and counts alone."""
+def read_heads(updates: Sequence[Update]) -> Iterator[Update]:
+    """The updates, with empty vectors where those are on disk: for what reads names and counts alone.
+
+    Args:
+        updates: the updates of the round, in the participants' order.
+    """
     return updates.heads() if hasattr(updates, "heads") else iter(updates)
 
 
-def without(updates: Sequence[Update], names: Container[str]) -> Sequence[Update]:
-    """The updates of all but some participants."""
-    places = [
-        i for i, update in enumerate(heads(updates)) if update.participant not in names
-    ]
-    return updates if len(places) == len(updates) else Mapped(updates, places=places)
+def leave_out(
+    updates: Sequence[Update],
+    names: Container[str],
+) -> Sequence[Update]:
+    """The updates of all but some participants.
+
+    Args:
+        updates: the updates of the round, in the participants' order.
+        names: names of participants.
+    """
+    places = []
+    for place, update in enumerate(read_heads(updates)):
+        if update.participant not in names:
+            places.append(place)
+    if len(places) == len(updates):
+        return updates
+    return Mapped(updates, places=places)
 
 
 @dataclass(frozen=True)
@@ -259,36 +285,57 @@ class ServerState:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def sizes(
-        self, names: Sequence[str], others: Assignment | None = None
+        self,
+        names: Sequence[str],
+        others: Assignment | None = None,
     ) -> Sizes | None:
         """What the clusters need that these participants are to be assigned to; None for nothing.
 
         Members that are not among them count where ``others`` has them; by default where they were.
+
+        Args:
+            names: names of participants.
+            others: where the members that are not among the participants are; None for
+                where they were.
         """
-        return (
-            None
-            if self.census is None
-            else self.census.of(names, self.assignment if others is None else others)
-        )
+        if self.census is None:
+            return None
+        return self.census.of(names, self.assignment if others is None else others)
 
-    def placed(
-        self, names: Sequence[str], labels: np.ndarray, costs: Callable[[], np.ndarray]
+    def place_participants(
+        self,
+        names: Sequence[str],
+        labels: np.ndarray,
+        costs: Callable[[], np.ndarray],
     ) -> Assignment:
-        """These clusters of participants, or the cheapest ones of which none is too small; see `Sizes.assigned`."""
+        """These clusters of participants, or the cheapest ones of which none is too small; see `Sizes.assigned`.
+
+        Args:
+            names: names of participants.
+            labels: the cluster of each participant ``(m,)``.
+            costs: computes the cost ``(m, K)`` of each participant in each cluster.
+        """
         sizes = self.sizes(names) if names else None
-        return dict(
-            zip(
-                names,
-                (labels if sizes is None else sizes.assigned(labels, costs)).tolist(),
-            )
-        )
+        if sizes is not None:
+            labels = sizes.assigned(labels, costs)
+        return dict(zip(names, labels.tolist()))
 
-    def possible(self, clusters: int) -> int:
-        """How many of this number of clusters can be large enough."""
-        return clusters if self.census is None else min(clusters, self.census.clusters)
+    def count_possible(self, clusters: int) -> int:
+        """How many of this number of clusters can be large enough.
 
-    def trained(self, update: Update) -> Params:
-        """The model with which a participant ended its round, in its main slot."""
+        Args:
+            clusters: the number of clusters.
+        """
+        if self.census is None:
+            return clusters
+        return min(clusters, self.census.clusters)
+
+    def rebuild_model(self, update: Update) -> Params:
+        """The model with which a participant ended its round, in its main slot.
+
+        Args:
+            update: the update of one participant.
+        """
         return self.bank[update.main_slot] + update.main_diff
 
     def after(
@@ -297,7 +344,13 @@ class ServerState:
         assignment: Assignment | None = None,
         **extras: Any,
     ) -> ServerState:
-        """The state after a round: some models replaced, some participants assigned, some extras set."""
+        """The state after a round: some models replaced, some participants assigned, some extras set.
+
+        Args:
+            bank: the models that are replaced or added, by slot.
+            assignment: the cluster of each of the round's participants.
+            **extras: the extras that are set.
+        """
         return ServerState(
             {**self.bank, **bank},
             {**self.assignment, **(assignment or {})},
@@ -367,16 +420,27 @@ class Traits:
     queries: Queries | None = None
 
     def lacking(self, *names: str) -> list[str]:
-        """Those of these traits that are not declared."""
+        """Those of these traits that are not declared.
+
+        Args:
+            *names: names of participants.
+        """
         return [name for name in names if not getattr(self, name)]
 
 
-def sum_of(queries: Sequence[Queries | None]) -> Queries | None:
-    """What several parts ask for together; None if one does not say it."""
+def sum_queries(queries: Sequence[Queries | None]) -> Queries | None:
+    """What several parts ask for together; None if one does not say it.
+
+    Args:
+        queries: the queries of each part; None if a part does not state them.
+    """
     known = [query for query in queries if query is not None]
     if len(known) < len(queries):
         return None
-    return Queries(*(sum(getattr(q, f.name) for q in known) for f in fields(Queries)))
+    sums = {}
+    for field_ in fields(Queries):
+        sums[field_.name] = sum(getattr(query, field_.name) for query in known)
+    return Queries(**sums)
 
 
 # What most methods are: a participant trains one whole model, with penalties, and predicts with it.

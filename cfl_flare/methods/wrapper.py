@@ -23,19 +23,27 @@ from cfl_flare.methods.state import (
     ServerState,
     Traits,
     Update,
-    heads,
-    sum_of,
+    read_heads,
+    sum_queries,
 )
 from cfl_flare.training.losses import Term
 
 
 def as_the_leader(step: str) -> Any:
-    """A step of the server as the leading part does it, on what it sees of the state and of the updates."""
+    """A step of the server as the leading part does it, on what it sees of the state and of the updates.
 
-    def carried_out(self: Wrapper, state: ServerState, *arguments: Any) -> Any:
-        seen = (self.seen_by(self.lead, argument) for argument in arguments)
+    Args:
+        step: the name of the step.
+    """
+
+    def carried_out(
+        self: Wrapper,
+        state: ServerState,
+        *arguments: Any,
+    ) -> Any:
+        seen = (self.view_argument(self.lead, argument) for argument in arguments)
         return getattr(self.leading(state), step)(
-            self.state_of(state, self.lead), *seen
+            self.view_state(state, self.lead), *seen
         )
 
     return carried_out
@@ -55,9 +63,9 @@ class Wrapper(Method):
             "distribute",
             "local_update",
             "serve",
-            "finetuned",
+            "finetune_served",
             "aggregate",
-            "models",
+            "list_models",
             "join",
         ),
     )
@@ -100,29 +108,67 @@ class Wrapper(Method):
         return self.inner[self.lead]
 
     def leading(self, state: ServerState) -> Method:
-        """The leader, as it is in this state."""
+        """The leader, as it is in this state.
+
+        Args:
+            state: the server's state between two rounds.
+        """
         return self.leader
 
     @abstractmethod
-    def state_of(self, state: ServerState, i: int) -> ServerState:
-        """The state as part i sees it."""
+    def view_state(
+        self,
+        state: ServerState,
+        i: int,
+    ) -> ServerState:
+        """The state as part i sees it.
+
+        Args:
+            state: the server's state between two rounds.
+            i: the number of the part.
+
+        Returns:
+            The state as the part sees it.
+        """
 
     @abstractmethod
-    def update_of(self, i: int, update: Update) -> Update:
-        """An update as part i sees it."""
+    def view_update(
+        self,
+        i: int,
+        update: Update,
+    ) -> Update:
+        """An update as part i sees it.
 
-    def seen_by(self, i: int, argument: Any) -> Any:
-        """An argument of a step as part i sees it: an update, or a sequence of them; another one stays as it is."""
+        Args:
+            i: the number of the part.
+            update: the update of one participant.
+
+        Returns:
+            The update as the part sees it.
+        """
+
+    def view_argument(
+        self,
+        i: int,
+        argument: Any,
+    ) -> Any:
+        """An argument of a step as part i sees it: an update, or a sequence of them; another one stays as it is.
+
+        Args:
+            i: the number of the part.
+            argument: an argument of a step.
+        """
         if isinstance(argument, Update):
-            return self.update_of(i, argument)
+            return self.view_update(i, argument)
         updates = isinstance(argument, Sequence) and not isinstance(argument, str)
-        return Mapped(argument, partial(self.update_of, i)) if updates else argument
+        return Mapped(argument, partial(self.view_update, i)) if updates else argument
 
     # ---- The contract ----
 
-    vector, assign, counts_in, clusters_in = map(
-        as_the_leader, ("vector", "assign", "counts_in", "clusters_in")
-    )
+    compute_vector = as_the_leader("compute_vector")
+    assign = as_the_leader("assign")
+    counts_in = as_the_leader("counts_in")
+    count_clusters = as_the_leader("count_clusters")
 
     @property
     def traits(self) -> Traits:
@@ -147,17 +193,34 @@ class Wrapper(Method):
             serves_one=False,
             by_metric=False,
             proximal=None,
-            queries=sum_of([traits.queries for traits in parts]),
+            queries=sum_queries([traits.queries for traits in parts]),
         )
 
-    def check(self, layout: Layout, rounds: int | None = None) -> None:
+    def check(
+        self,
+        layout: Layout,
+        rounds: int | None = None,
+    ) -> None:
+        """Check that the method fits the model and the number of rounds.
+
+        Args:
+            layout: the names and shapes of a model's arrays.
+            rounds: the number of rounds of the run, if it is known.
+        """
         for part in self.inner:
             part.check(layout, rounds)
 
     def plan(self, state: ServerState) -> Plan:
-        """Everyone if a part needs all, sampled as for the leading part; as many updates as any part needs."""
+        """Everyone if a part needs all, sampled as for the leading part; as many updates as any part needs.
+
+        Args:
+            state: the server's state between two rounds.
+
+        Returns:
+            Who trains, and how many updates the round needs.
+        """
         plans = [
-            part.plan(self.state_of(state, i)) for i, part in enumerate(self.inner)
+            part.plan(self.view_state(state, i)) for i, part in enumerate(self.inner)
         ]
         return Plan(
             any(p.everyone for p in plans),
@@ -165,11 +228,31 @@ class Wrapper(Method):
             max(p.fewest for p in plans),
         )
 
-    def terms(self, download: Download, slot: str) -> list[Term]:
-        """None: each part adds its own."""
+    def list_terms(
+        self,
+        download: Download,
+        slot: str,
+    ) -> list[Term]:
+        """None: each part adds its own.
+
+        Args:
+            download: the models that the participant was sent.
+            slot: the name of a model in the bank.
+
+        Returns:
+            The terms.
+        """
         return []
 
     def weight(self, update: Update) -> float:
+        """Weigh an update.
+
+        Args:
+            update: the update of one participant.
+
+        Returns:
+            The weight psi_i, up to a common factor.
+        """
         return self.leader.weight(update)
 
 
@@ -188,51 +271,97 @@ class Clustering:
     wrappers: tuple[Wrapper, ...] = ()
 
     @classmethod
-    def of(cls, method: Method, before: ServerState) -> Clustering:
+    def of(
+        cls,
+        method: Method,
+        before: ServerState,
+    ) -> Clustering:
+        """Look for the method that clusters inside its wrappers.
+
+        Args:
+            method: the method.
+            before: the state when the models were sent.
+        """
         wrappers: list[Wrapper] = []
         while isinstance(method, Wrapper):
             wrappers.append(method)
-            before, method = method.state_of(before, method.lead), method.leader
+            before = method.view_state(before, method.lead)
+            method = method.leader
         return cls(method, before, tuple(wrappers))
 
     def seen(self, update: Update) -> Update:
-        """An update as the method sees it."""
+        """An update as the method sees it.
+
+        Args:
+            update: the update of one participant.
+        """
         return reduce(
-            lambda inner, wrapper: wrapper.update_of(wrapper.lead, inner),
+            lambda inner, wrapper: wrapper.view_update(wrapper.lead, inner),
             self.wrappers,
             update,
         )
 
     def sees(self, updates: Sequence[Update]) -> bool:
-        """Whether participants sent what they are compared by; not where a wrapper trained a model of its own alone."""
+        """Whether participants sent what they are compared by; not where a wrapper trained a model of its own alone.
+
+        Args:
+            updates: the updates of the round, in the participants' order.
+        """
         return any(
-            update.diffs or update.arrays for update in map(self.seen, heads(updates))
+            update.diffs or update.arrays
+            for update in map(self.seen, read_heads(updates))
         )
 
-    def vector(self, update: Update) -> np.ndarray:
-        return self.method.vector(self.before, self.seen(update))
+    def compute_vector(self, update: Update) -> np.ndarray:
+        """Compute the vector by which a participant is compared.
+
+        Args:
+            update: the update of one participant.
+
+        Returns:
+            ``(d,)`` float32.
+        """
+        return self.method.compute_vector(self.before, self.seen(update))
 
     def moved(self, update: Update) -> Params | None:
-        """The difference that stands for a participant's gradient; None where it trained no model."""
+        """The difference that stands for a participant's gradient; None where it trained no model.
+
+        Args:
+            update: the update of one participant.
+        """
         seen = self.seen(update)
         return seen.main_diff if seen.diffs else None
 
     def weight(self, update: Update) -> float:
+        """Weigh an update.
+
+        Args:
+            update: the update of one participant.
+
+        Returns:
+            The weight psi_i, up to a common factor.
+        """
         return self.method.weight(update)
 
-    def centre(self, after: ServerState, cluster: int) -> np.ndarray | None:
+    def centre(
+        self,
+        after: ServerState,
+        cluster: int,
+    ) -> np.ndarray | None:
         """The vector of a cluster's centre; None where participants are not compared by models.
 
         The common model stands in for a cluster that was merged into another, and so has no members.
+
+        Args:
+            after: the state after the round.
+            cluster: the number of a cluster.
         """
         bank = reduce(
-            lambda inner, wrapper: wrapper.state_of(inner, wrapper.lead),
+            lambda inner, wrapper: wrapper.view_state(inner, wrapper.lead),
             self.wrappers,
             after,
         ).bank
         model = bank.get(cluster_slot(cluster)) or bank.get(GLOBAL)
-        return (
-            None
-            if model is None or not self.method.traits.compares_models
-            else self.method.features(model)
-        )
+        if model is None or not self.method.traits.compares_models:
+            return None
+        return self.method.select_features(model)

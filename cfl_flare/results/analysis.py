@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.clustering.measures import inner_products
+from cfl_flare.clustering.measures import compute_inner_products
 from cfl_flare.core.params import Params, WeightedMean, pieces
 from cfl_flare.methods import Assignment, Method, ServerState, Update
-from cfl_flare.methods.state import Mapped, heads
+from cfl_flare.methods.state import Mapped, read_heads
 from cfl_flare.methods.wrapper import Clustering
 
 
@@ -75,8 +75,8 @@ def analyse(
 ) -> dict[str, Any]:
     """What a round's record says of its clustering, as plain JSON values.
 
-    Participants are compared by their vectors (`Method.vector`): a part of the trained model, or an array. ``before``
-    is the state in which they were sent their models, ``after`` the state after the M-step.
+    Participants are compared by their vectors (`Method.compute_vector`): a part of the trained model, or an array.
+    ``before`` is the state in which they were sent their models, ``after`` the state after the M-step.
 
     * ``objective``: C of thesis Eq. 3.3b after the M-step, the psi-weighted mean of the squared Euclidean distance
       between a participant's vector and that of its cluster's centre.
@@ -86,10 +86,10 @@ def analyse(
       are weighted by their participants. None if no cluster has two.
     * ``inter_cosine``: that of two centres in use (thesis Fig. 3.4); None if there is only one.
     """
-    clustering, clusters = Clustering.of(method, before), method.clusters_in(after)
+    clustering, clusters = Clustering.of(method, before), method.count_clusters(after)
     centres = _centres(clustering, clusters, after, updates, assignment)
     weights = {
-        update.participant: clustering.weight(update) for update in heads(updates)
+        update.participant: clustering.weight(update) for update in read_heads(updates)
     }
     rows: dict[int, list[int]] = {k: [] for k in range(clusters)}
     for i, name in enumerate(weights):
@@ -131,7 +131,7 @@ def _compared(
     """Of a cluster's vectors: by participant, the squared distance from the centre's; the mean cosine; their count."""
     cosines, distances = Cosines(), dict[str, float]()
     for update in updates:
-        vector = clustering.vector(update)
+        vector = clustering.compute_vector(update)
         if centre is not None:
             distances[update.participant] = _squared(vector, centre)
         cosines.add(vector)
@@ -205,7 +205,7 @@ def _centres(
     sums, weights = dict[int, np.ndarray](), dict[int, float]()
     for update in updates:
         k, weight = assignment[update.participant], clustering.weight(update)
-        sums[k] = sums.get(k, 0.0) + weight * clustering.vector(update).astype(
+        sums[k] = sums.get(k, 0.0) + weight * clustering.compute_vector(update).astype(
             np.float64
         )
         weights[k] = weights.get(k, 0.0) + weight
@@ -224,14 +224,14 @@ def gram(
     All that t-SNE, principal components and cosine heat maps need (thesis Fig. 3.4-3.6); the vectors themselves are
     many times larger. A cluster without a centre counts as zeros.
     """
-    clustering, clusters = Clustering.of(method, before), method.clusters_in(after)
+    clustering, clusters = Clustering.of(method, before), method.count_clusters(after)
     centres = _centres(clustering, clusters, after, updates, assignment)
-    people = (clustering.vector(update) for update in updates)
+    people = (clustering.compute_vector(update) for update in updates)
     size = len(next(iter(centres.values())))
     of_clusters = (
         centres.get(k, np.zeros(size)).astype(np.float32) for k in range(clusters)
     )
-    return inner_products(chain(people, of_clusters))
+    return compute_inner_products(chain(people, of_clusters))
 
 
 def _finite(value: float | None) -> float | None:

@@ -19,7 +19,7 @@ import numpy as np
 from cfl_flare.core.files import atomic_write
 from cfl_flare.methods import Participant
 from cfl_flare.results import pooled, schema
-from cfl_flare.training.histograms import probabilities
+from cfl_flare.training.histograms import list_probabilities
 
 CURVES, VERSION = "curves.json", 1
 # The curve of all participants; other names are those of clusters.
@@ -114,7 +114,7 @@ class Scored:
     ) -> Scored | None:
         """The histograms of a run whose clusters have at least ``floor`` sites, ``real`` ones or simulated.
 
-        ``shape`` is that of `cfl_flare.training.histograms.score_shape`; None if the settings name no histograms.
+        ``shape`` is that of `cfl_flare.training.histograms.read_score_shape`; None if the settings name no histograms.
         """
         if shape is None:
             return None
@@ -207,7 +207,7 @@ class Scored:
             pooled.roc(np.add.reduceat(weighted[c], begin, axis=1))
             for c, begin in zip(classes, starts)
         ]
-        at = probabilities(self.shape, self.link)
+        at = list_probabilities(self.shape, self.link)
         points = pooled.reliability(
             weighted[classes].sum(axis=0), raw[classes].sum(axis=(0, 1)), at
         )

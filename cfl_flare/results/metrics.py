@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cfl_flare.clustering.measures import agreement, size_entropy
+from cfl_flare.clustering.measures import measure_agreement, measure_size_entropy
 from cfl_flare.core.shares import bounded_weights, reached
 from cfl_flare.methods import Participant, ServerState
 from cfl_flare.methods.slots import cluster_slot
@@ -327,7 +327,7 @@ def measure_round(
         there = {
             k: size for k, size in enumerate(sizes) if k in with_model or not with_model
         }
-        record["size_entropy"] = size_entropy(list(there.values()))
+        record["size_entropy"] = measure_size_entropy(list(there.values()))
         record["empty_clusters"] = [k for k, size in there.items() if not size]
         record["clusters_in_use"] = sum(size > 0 for size in sizes)
         record["largest_share"] = max(sizes) / max(1, sum(sizes))
@@ -338,7 +338,7 @@ def measure_round(
         if group is not None and cluster is not None
     ]
     if clusters and grouped:
-        record |= agreement(
+        record |= measure_agreement(
             [group for group, _ in grouped], [cluster for _, cluster in grouped]
         )
     steady, steady_of_clusters = means(steady_average)

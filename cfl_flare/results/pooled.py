@@ -46,7 +46,7 @@ def auroc_of_counts(counts: np.ndarray) -> float | None:
 def macro_f1_of_counts(counts: np.ndarray) -> float | None:
     """The macro-F1 of decisions, as scikit-learn has it: over the classes that occur among labels or decisions.
 
-    Counts are those of `cfl_flare.training.histograms.score_counts`. One class alone is a finding, and its absence
+    Counts are those of `cfl_flare.training.histograms.count_scores`. One class alone is a finding, and its absence
     another. None if there is no sample.
 
     >>> macro_f1_of_counts(np.array([[[2, 1], [1, 1]], [[1, 0], [2, 1]]]))  # labels 0, 1, 1, decisions 0, 0, 1

@@ -317,7 +317,7 @@ class Recorder:
         summary = {
             "method": describe_method(method),
             "label": method.label,
-            "clusters": method.clusters_in(state),
+            "clusters": method.count_clusters(state),
             **self._run,
             "model": self._model,
             "rounds": state.round,

@@ -25,8 +25,8 @@ from cfl_flare.training.transforms import (
     COLOUR,
     POLICIES,
     WITHOUT_MASKS,
-    named,
-    parsed,
+    name_transform,
+    parse_transform,
 )
 
 # A transform may make an image's longer side this many times as long, before another one crops it.
@@ -45,12 +45,20 @@ class Augment:
     With ``masks``, labels are masks. They move with their images, by the nearest pixel; outside an image is background.
     """
 
-    def __init__(self, texts: Sequence[str], masks: bool = False):
-        self._texts, self._masks = tuple(texts), masks
+    def __init__(
+        self,
+        texts: Sequence[str],
+        masks: bool = False,
+    ):
+        self._texts = tuple(texts)
+        self._masks = masks
         self._chain = [_built(text, masks) for text in texts]
 
     def __call__(
-        self, x: Tensor, y: Tensor, seed: int | Sequence[int]
+        self,
+        x: Tensor,
+        y: Tensor,
+        seed: int | Sequence[int],
     ) -> tuple[Tensor, Tensor]:
         """Transform images and, if labels are masks, their masks. Shapes, dtypes and device stay.
 
@@ -64,7 +72,8 @@ class Augment:
         """
         if not len(x):
             return x, y
-        images, labels = x.cpu(), y.cpu() if self._masks else y
+        images = x.cpu()
+        labels = y.cpu() if self._masks else y
         if isinstance(seed, int):
             with _drawing(seed):
                 pairs = [
@@ -81,16 +90,29 @@ class Augment:
         ) if self._masks else y
 
     def _transform_alone(
-        self, image: Tensor, label: Tensor, seed: int
+        self,
+        image: Tensor,
+        label: Tensor,
+        seed: int,
     ) -> tuple[Tensor, Tensor]:
         """One image and its label, with draws that no other image shares."""
         with _drawing(seed):
             return self._transformed(image, label, self._chain)
 
-    def check(self, x: np.ndarray, y: Tensor, where: str) -> None:
+    def check(
+        self,
+        x: np.ndarray,
+        y: Tensor,
+        where: str,
+    ) -> None:
         """Checks that the chain fits a participant's training samples ``(n, *input_shape)``, and tries it on the first.
 
         ``y (1, ...)`` is the first one's label, as the run's task has targets.
+
+        Args:
+            x: training samples ``(n, *input_shape)``.
+            y: the first label ``(1, ...)``.
+            where: begins the message of an error.
         """
         shape = tuple(x.shape[1:])
         other = f"takes images (channels, height, width), and samples have shape {shape}; leave augment out"
@@ -110,15 +132,22 @@ class Augment:
         return f"training: augment = {list(self._texts)}"
 
     @staticmethod
-    def _check_finite(images: Tensor, where: str) -> None:
+    def _check_finite(
+        images: Tensor,
+        where: str,
+    ) -> None:
         require(
             bool(images.isfinite().all()),
             f"{where}: a result is not finite; leave out what makes it so",
         )
 
-    def _check_sizes(self, text: str, shape: tuple[int, ...]) -> None:
+    def _check_sizes(
+        self,
+        text: str,
+        shape: tuple[int, ...],
+    ) -> None:
         """Refuses what would take much memory, before it does."""
-        name, settings = parsed(text)
+        name, settings = parse_transform(text)
         side = max(shape[1:])
         most = {
             "size": LARGEST_FACTOR * side,
@@ -130,29 +159,41 @@ class Augment:
                 LARGEST_FACTOR * side // 8
             )  # its kernel is eight sigmas long
         for key in (key for key in settings if key in most):
-            value, limit = settings[key], most[key]
+            value = settings[key]
+            limit = most[key]
             largest = max(value) if isinstance(value, (list, tuple)) else value
             large = f"{key} = {value!r} is too large for images of shape {shape}"
             require(
-                largest <= limit, f"{named(text)}: {large}; it may be up to {limit}"
+                largest <= limit,
+                f"{name_transform(text)}: {large}; it may be up to {limit}",
             )
 
-    def _check_range(self, text: str, x: np.ndarray, where: str) -> None:
-        name = parsed(text)[0]
-        low, high = float(x.min()) / 2 + 0.5, float(x.max()) / 2 + 0.5
+    def _check_range(
+        self,
+        text: str,
+        x: np.ndarray,
+        where: str,
+    ) -> None:
+        name = parse_transform(text)[0]
+        low = float(x.min()) / 2 + 0.5
+        high = float(x.max()) / 2 + 0.5
         is_valid = (name not in COLOUR and name not in POLICIES) or (
             low >= -ROUNDING and high <= 1 + ROUNDING
         )
-        reason = f"{named(text)} takes images in [0, 1], and these are in [{low:.3g}, {high:.3g}]"
+        reason = f"{name_transform(text)} takes images in [0, 1], and these are in [{low:.3g}, {high:.3g}]"
         require(is_valid, f"{where}: {reason}; scale them, or leave {name} out")
 
     def _transformed(
-        self, image: Tensor, label: Tensor, chain: Sequence[v2.Transform]
+        self,
+        image: Tensor,
+        label: Tensor,
+        chain: Sequence[v2.Transform],
     ) -> tuple[Tensor, Tensor]:
         """One image in [-1, 1] ``(channels, height, width)``, in [0, 1] once it is transformed, and its label."""
         moved = tv_tensors.Image(image * 0.5 + 0.5)
         mask = tv_tensors.Mask(label) if self._masks else None
-        longest, resized = LARGEST_FACTOR * max(image.shape[1:]), self._texts[0]
+        longest = LARGEST_FACTOR * max(image.shape[1:])
+        resized = self._texts[0]
         for text, transform in zip(self._texts, chain):
             before = moved.shape
             try:
@@ -160,7 +201,7 @@ class Augment:
                     (transform(moved), None) if mask is None else transform(moved, mask)
                 )
             except Exception as error:  # torchvision raises many kinds of errors for images that it does not take
-                reason = f"{named(text)} fails on images of shape {tuple(before)} ({one_line(error)})"
+                reason = f"{name_transform(text)} fails on images of shape {tuple(before)} ({one_line(error)})"
                 raise ConfigError(
                     f"{reason}; correct its settings, or leave it out"
                 ) from error
@@ -168,7 +209,7 @@ class Augment:
             largest = max(moved.shape[1:])
             require(
                 largest <= longest,
-                f"{named(text)} makes images of {largest} pixels a side; lower its settings",
+                f"{name_transform(text)} makes images of {largest} pixels a side; lower its settings",
             )
         same = moved.shape == image.shape and moved.dtype == image.dtype
         require(
@@ -177,25 +218,29 @@ class Augment:
                 mask is None
                 or (mask.shape == label.shape and mask.dtype == label.dtype)
             ),
-            f"{named(resized)} makes images of shape {tuple(moved.shape)} {moved.dtype} of {tuple(image.shape)} "
-            f"{image.dtype}; crop, pad or resize them to size=[{image.shape[1]},{image.shape[2]}]",
+            f"{name_transform(resized)} makes images of shape {tuple(moved.shape)} {moved.dtype} of "
+            f"{tuple(image.shape)} {image.dtype}; crop, pad or resize them to size=[{image.shape[1]},{image.shape[2]}]",
         )
         return moved.as_subclass(Tensor), label if mask is None else mask.as_subclass(
             Tensor
         )
 
 
-def _built(text: str, masks: bool, surely: bool = False) -> v2.Transform:
+def _built(
+    text: str,
+    masks: bool,
+    surely: bool = False,
+) -> v2.Transform:
     """One transform; ``surely``: applied each time where that is left to chance."""
-    name, settings = parsed(text)
+    name, settings = parse_transform(text)
     cls = getattr(v2, name, None)
     if cls is None:
         reason = f"torchvision {torchvision.__version__} has no {name}"
         raise ConfigError(
-            f"{named(text)}: {reason}; install a newer one, or leave it out"
+            f"{name_transform(text)}: {reason}; install a newer one, or leave it out"
         )
     alone = f"{name} cannot transform masks with their images; leave it out"
-    require(not masks or name not in WITHOUT_MASKS, f"{named(text)}: {alone}")
+    require(not masks or name not in WITHOUT_MASKS, f"{name_transform(text)}: {alone}")
     if "interpolation" in settings:
         settings["interpolation"] = v2.InterpolationMode(settings["interpolation"])
     if "policy" in settings:
@@ -208,7 +253,7 @@ def _built(text: str, masks: bool, surely: bool = False) -> v2.Transform:
         return cls(**settings)
     except Exception as error:  # of whatever kind
         raise ConfigError(
-            f"{named(text)}: torchvision refuses it ({one_line(error)}); correct its settings"
+            f"{name_transform(text)}: torchvision refuses it ({one_line(error)}); correct its settings"
         ) from error
 
 

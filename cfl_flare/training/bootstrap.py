@@ -27,7 +27,7 @@ from torch import Tensor
 
 from cfl_flare.core.errors import AbortedError
 from cfl_flare.core.seeds import derive, stream
-from cfl_flare.training.measures import CountedMeasure, compared, means
+from cfl_flare.training.measures import CountedMeasure, average_draws, select_compared
 from cfl_flare.training.tasks import TASKS, LearningTask, Survival
 
 # So many values `Replicates.draw` may have: few enough that it tells nothing of a split that cannot be guessed.
@@ -53,8 +53,16 @@ class Replicates:
     values: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
 
 
-def key_of(x: Tensor, y: Tensor) -> str:
-    """What tells two test splits apart: a digest of all samples and labels, which stays at the site."""
+def hash_split_arrays(
+    x: Tensor,
+    y: Tensor,
+) -> str:
+    """What tells two test splits apart: a digest of all samples and labels, which stays at the site.
+
+    Args:
+        x: samples ``(n, *input_shape)`` float32.
+        y: labels ``(n, ...)``.
+    """
     digest = hashlib.blake2b(digest_size=32)
     for tensor in (x, y):
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
@@ -62,12 +70,22 @@ def key_of(x: Tensor, y: Tensor) -> str:
     return digest.hexdigest()
 
 
-def draw_of(seed: int, participant: str, key: str) -> int:
-    """`Replicates.draw` of a participant whose test split has this key."""
+def draw_resample(
+    seed: int,
+    participant: str,
+    key: str,
+) -> int:
+    """`Replicates.draw` of a participant whose test split has this key.
+
+    Args:
+        seed: the run's seed.
+        participant: the participant's name.
+        key: the digest of the split.
+    """
     return derive(seed, participant, key, "bootstrap draw") % DRAWS
 
 
-def drawn_rows(
+def draw_rows(
     seed: int,
     participant: str,
     key: str,
@@ -77,8 +95,17 @@ def drawn_rows(
 ) -> Iterator[np.ndarray]:
     """The rows of each draw, int64: as many as there are, with replacement, or all rows of as many patients.
 
-    ``key`` is that of the test split, see `key_of`. ``patient (samples,)`` is the number of each row's patient; None if
-    each row is of a patient of its own.
+    ``key`` is that of the test split, see `hash_split_arrays`. ``patient (samples,)`` is the number of each row's
+    patient; None if each row is of a patient of its own.
+
+    Args:
+        seed: the run's seed.
+        participant: the participant's name.
+        key: the digest of the split.
+        samples: the number of samples.
+        times: how many resamples.
+        patient: the patient of each sample ``(n,)``; None if each is of a patient of
+            its own.
     """
     rng = stream(seed, participant, key, "bootstrap")
     if patient is None:
@@ -102,12 +129,21 @@ HUGE = 1e15
 MEAN_LOSSES = {task.loss for task in TASKS.values() if task.separable}
 
 
-def counted(
-    task: LearningTask, name: str, outputs: Tensor, targets: Tensor
+def measure_resamples(
+    task: LearningTask,
+    name: str,
+    outputs: Tensor,
+    targets: Tensor,
 ) -> Callable[[Tensor], Tensor] | None:
     """A function that measures all draws at once: counts ``(n, draws)`` float64 to ``(draws,)``, NaN where not defined.
 
     None where there is no such way: for the task, for the measure, or for values that are huge or not finite.
+
+    Args:
+        task: the task, whose settings a measure may need.
+        name: the name of a measure.
+        outputs: outputs of a model ``(n, classes, ...)``.
+        targets: labels as the task has targets ``(n, ...)``.
     """
     small = bool(outputs.abs().max() < HUGE) and bool(targets.abs().max() < HUGE)
     usual = type(task).measured is LearningTask.measured and type(task).measure in (
@@ -118,17 +154,15 @@ def counted(
         return None
     if name == "loss":
         is_mean = type(task).loss in MEAN_LOSSES
-        return (
-            partial(means, task.sample_losses(outputs[None], targets)[0])
-            if is_mean
-            else None
-        )
+        if is_mean:
+            return partial(average_draws, task.sample_losses(outputs[None], targets)[0])
+        return None
     measure = task.measures[name]
     if not isinstance(measure, CountedMeasure):
         return None
     return partial(
         measure.of_counts,
-        compared(measure, task.unscale(outputs), task.link),
+        select_compared(measure, task.unscale(outputs), task.link),
         targets,
         task,
     )
@@ -151,11 +185,13 @@ def replicates(
         rows: of each draw, int64.
         should_stop: whether the job was aborted; it is asked before each draw, and an AbortedError ends them.
     """
-    ways = {name: counted(task, name, outputs, targets) for name in names}
+    ways = {name: measure_resamples(task, name, outputs, targets) for name in names}
     one_by_one = [name for name, way in ways.items() if way is None]
     values: dict[str, list[float | None]] = {name: [] for name in ways}
-    samples, left = len(targets), iter(rows)
-    said, done = time.monotonic(), 0
+    samples = len(targets)
+    left = iter(rows)
+    said = time.monotonic()
+    done = 0
     while chunk := list(islice(left, max(1, ENTRIES // max(1, samples)))):
         for number, drawn in enumerate(chunk if one_by_one else chunk[:1], done):
             if time.monotonic() - said > SECONDS:
@@ -188,7 +224,10 @@ def replicates(
 
 
 def _measured(
-    task: LearningTask, outputs: Tensor, targets: Tensor, names: list[str]
+    task: LearningTask,
+    outputs: Tensor,
+    targets: Tensor,
+    names: list[str],
 ) -> dict[str, float | None]:
     """These measures of one draw; of a task that measures in its own way, those among all of them."""
     if type(task).measured is LearningTask.measured:

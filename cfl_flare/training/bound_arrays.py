@@ -29,7 +29,11 @@ class BoundArray:
     """
 
     def __init__(
-        self, name: str, tensor: Tensor, holders: list[Holder], is_parameter: bool
+        self,
+        name: str,
+        tensor: Tensor,
+        holders: list[Holder],
+        is_parameter: bool,
     ):
         self.name = name
         self.is_parameter = is_parameter
@@ -73,11 +77,10 @@ class BoundArray:
             or values.shape != self._own.shape
             or values.dtype != self._own.dtype
         ):
-            new = (
-                "nothing"
-                if values is None
-                else f"an array of shape {tuple(values.shape)} and type {values.dtype}"
-            )
+            if values is None:
+                new = "nothing"
+            else:
+                new = f"an array of shape {tuple(values.shape)} and type {values.dtype}"
             raise DataError(
                 f"forward() puts {new} in the place of its buffer {self.name!r} of shape {tuple(self._own.shape)} and "
                 f"type {self._own.dtype}, and models of different shapes have no mean; keep the shape, or register "
@@ -88,14 +91,21 @@ class BoundArray:
 
 
 def find_holders(module: nn.Module) -> dict[int, list[Holder]]:
-    """The places that have a module's arrays, by the identity of the array."""
+    """The places that have a module's arrays, by the identity of the array.
+
+    Args:
+        module: the network.
+    """
     holders: dict[int, list[Holder]] = {}
     for held, key, tensor in _held_arrays(module):
         holders.setdefault(id(tensor), []).append((held, key))
     return holders
 
 
-def find_new_parameters(module: nn.Module, known: set[int]) -> list[str]:
+def find_new_parameters(
+    module: nn.Module,
+    known: set[int],
+) -> list[str]:
     """The names of parameters that a module has got since it was built.
 
     Args:

@@ -376,7 +376,7 @@ class DPLearner(Learner):
     def _noise(self, what: str) -> Randomness:
         return self._randomness(f"noise of {what}")
 
-    def adapted(self, start: Params, steps: int, lr: float) -> Params:
+    def adapt_model(self, start: Params, steps: int, lr: float) -> Params:
         require(not steps, _refused("steps of adaptation"))
         return start
 

@@ -27,12 +27,17 @@ from cfl_flare.training.resident import ResidentModel
 VOTES = ("logits", "probabilities")
 PLAIN = (nn.MaxPool2d, nn.ReLU, nn.Dropout, nn.Flatten)
 # Samples per batch: small enough that the layers' outputs of all models fit into a CPU's cache together.
-BATCH, SMALLEST_BATCH = 64, 8
+BATCH = 64
+SMALLEST_BATCH = 8
 
 Step = Callable[[Tensor], Tensor]
 
 
-def combined(outputs: Tensor, vote: str, link: str = "softmax") -> Tensor:
+def combine_outputs(
+    outputs: Tensor,
+    vote: str,
+    link: str = "softmax",
+) -> Tensor:
     """Combines the outputs of several models.
 
     Args:
@@ -60,19 +65,31 @@ def _log_mean(logarithms: Tensor) -> Tensor:
 
 
 class Ensemble(nn.Module):
-    """Modules that predict together, as one module: they take the same samples, and their outputs are `combined`."""
+    """Modules that predict together, as one module: they take the same samples.
+
+    `combine_outputs` makes one output of theirs.
+    """
 
     def __init__(
-        self, parts: Iterable[nn.Module], vote: str = "logits", link: str = "softmax"
+        self,
+        parts: Iterable[nn.Module],
+        vote: str = "logits",
+        link: str = "softmax",
     ):
         super().__init__()
         require(vote in VOTES, f"ensemble: vote = {vote!r} should be one of {VOTES}")
         require(link in LINKS, f"ensemble: link = {link!r} should be one of {LINKS}")
-        self.parts, self.vote, self.link = nn.ModuleList(parts), vote, link
+        self.parts = nn.ModuleList(parts)
+        self.vote = vote
+        self.link = link
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs ``(n, classes)`` of samples ``(n, *input_shape)``."""
-        return combined(
+        """Outputs ``(n, classes)`` of samples ``(n, *input_shape)``.
+
+        Args:
+            x: samples ``(n, *input_shape)`` float32.
+        """
+        return combine_outputs(
             torch.stack([part(x) for part in self.parts]), self.vote, self.link
         )
 
@@ -86,7 +103,12 @@ class InUnits(nn.Module):
         deviation: of the outcome, above 0.
     """
 
-    def __init__(self, network: nn.Module, mean: float, deviation: float):
+    def __init__(
+        self,
+        network: nn.Module,
+        mean: float,
+        deviation: float,
+    ):
         super().__init__()
         self.network = network
         self.mean = mean
@@ -95,7 +117,11 @@ class InUnits(nn.Module):
         self.input_shape = getattr(first, "input_shape", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs ``(n, 1)`` of samples ``(n, *input_shape)``."""
+        """Outputs ``(n, 1)`` of samples ``(n, *input_shape)``.
+
+        Args:
+            x: samples ``(n, *input_shape)`` float32.
+        """
         outputs: Tensor = self.network(x)
         return outputs * self.deviation + self.mean
 
@@ -106,7 +132,7 @@ class Served:
 
     Attributes:
         models: of the ensemble, or the only one.
-        vote: how an ensemble combines them; see `combined`.
+        vote: how an ensemble combines them; see `combine_outputs`.
         parts: for each, the part of the participant (see `Learner.part`) whose private layers it predicts with; empty
             where all have the participant's own.
         untrained: arrays, by their names in a model, that are as the run began with them: each participant has trained
@@ -120,6 +146,11 @@ class Served:
 
     @classmethod
     def of(cls, model: Params | Served) -> Served:
+        """Wrap a model that predicts alone.
+
+        Args:
+            model: a model.
+        """
         return model if isinstance(model, Served) else cls((model,))
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -137,8 +168,12 @@ class Served:
         return self.parts or ("",) * len(self.models)
 
 
-def chain(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
-    """The named layers of a chain: a `Network` whose body is a Sequential of plain layers; None for other modules."""
+def list_chain(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
+    """The named layers of a chain: a `Network` whose body is a Sequential of plain layers; None for other modules.
+
+    Args:
+        module: the network.
+    """
     if type(module).forward is not Network.forward or not isinstance(
         module.body, nn.Sequential
     ):
@@ -164,8 +199,12 @@ def chain(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
 
 
 def ignores_mode(module: nn.Module) -> bool:
-    """Whether a module is known to compute the same in training and in evaluation mode."""
-    layers = chain(module)
+    """Whether a module is known to compute the same in training and in evaluation mode.
+
+    Args:
+        module: the network.
+    """
+    layers = list_chain(module)
     return layers is not None and not any(
         isinstance(layer, (nn.BatchNorm2d, nn.Dropout)) for _, layer in layers
     )
@@ -186,13 +225,11 @@ class Predictor:
         features: bool = False,
         training: bool = False,
     ):
-        self._resident, self._models, self._features, self._training = (
-            resident,
-            list(models),
-            features,
-            training,
-        )
-        layers = None if training else chain(resident.module)
+        self._resident = resident
+        self._models = list(models)
+        self._features = features
+        self._training = training
+        layers = None if training else list_chain(resident.module)
         self._steps = (
             None
             if layers is None
@@ -290,7 +327,11 @@ class Predictor:
             for m in others
         )
 
-    def _stack(self, name: str, models: Sequence[Params]) -> Tensor:
+    def _stack(
+        self,
+        name: str,
+        models: Sequence[Params],
+    ) -> Tensor:
         """One parameter of some models, ``(models, *shape)``."""
         entries = [next(e for e in m.layout.entries if e.name == name) for m in models]
         views = [
@@ -308,11 +349,10 @@ class Predictor:
     ) -> Step:
         models = self._models[: 1 if same else None]
         weight = self._stack(f"{name}.weight", models)
-        bias = (
-            self._stack(f"{name}.bias", models)
-            if layer.bias is not None
-            else torch.zeros(weight.shape[:2])
-        )
+        if layer.bias is not None:
+            bias = self._stack(f"{name}.bias", models)
+        else:
+            bias = torch.zeros(weight.shape[:2])
         if follows is not None:
             names = ("weight", "bias", "running_mean", "running_var")
             norm = {key: self._stack(f"{follows[0]}.{key}", models) for key in names}
@@ -331,17 +371,21 @@ class Predictor:
             h, kernel, flat, layer.stride, layer.padding, layer.dilation, groups
         )
 
-    def _linear(self, name: str, shared: bool, same: bool) -> Step:
+    def _linear(
+        self,
+        name: str,
+        shared: bool,
+        same: bool,
+    ) -> Step:
         models = self._models[: 1 if same else None]
         weight = self._stack(f"{name}.weight", models).transpose(1, 2).contiguous()
         has_bias = any(
             entry.name == f"{name}.bias" for entry in self._resident.layout.entries
         )
-        bias = (
-            self._stack(f"{name}.bias", models)[:, None]
-            if has_bias
-            else torch.zeros(1, device=weight.device)
-        )
+        if has_bias:
+            bias = self._stack(f"{name}.bias", models)[:, None]
+        else:
+            bias = torch.zeros(1, device=weight.device)
         if same:
             return lambda h: torch.matmul(h, weight[0]) + bias[0]
         if shared:

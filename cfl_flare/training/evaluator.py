@@ -18,13 +18,13 @@ from cfl_flare.core.params import Params
 from cfl_flare.core.seeds import stream
 from cfl_flare.training.bootstrap import (
     Replicates,
-    draw_of,
-    drawn_rows,
-    key_of,
+    draw_resample,
+    draw_rows,
+    hash_split_arrays,
     replicates,
 )
-from cfl_flare.training.ensemble import Predictor, Served, combined
-from cfl_flare.training.histograms import class_counts, score_counts
+from cfl_flare.training.ensemble import Predictor, Served, combine_outputs
+from cfl_flare.training.histograms import count_classes, count_scores
 from cfl_flare.training.race import race_models
 from cfl_flare.training.runtime import PRIVATE, MemoryView, Runtime, Split
 
@@ -46,10 +46,9 @@ class Evaluator:
         tests: number of test samples; with none, nothing is measured.
     """
 
-    _part, _first = (
-        "",
-        0,
-    )  # begins the names of its random streams; number of its first untrained model
+    # begins the names of its random streams; number of its first untrained model
+    _part = ""
+    _first = 0
     _beside: Params | None = None
 
     def __init__(
@@ -91,7 +90,11 @@ class Evaluator:
         return self._train.patients
 
     def initial(self, index: int) -> Params:
-        """The part that travels of the run's untrained model number ``index``: all of it if no layers are private."""
+        """The part that travels of the run's untrained model number ``index``: all of it if no layers are private.
+
+        Args:
+            index: the number of the seed.
+        """
         return self._runtime.initial(self._first + index)
 
     def _view(self, **changes: Any) -> Self:
@@ -104,13 +107,24 @@ class Evaluator:
 
         The outputs of the two are added (Fed-CAM Eq. 1). The frozen model is in evaluation mode. It comes with its
         private layers where they are those of another part of the participant.
+
+        Args:
+            frozen: the models whose outputs are added.
         """
         return self._view(_beside=frozen)
 
-    def part(self, name: str, first: int = 0) -> Self:
+    def part(
+        self,
+        name: str,
+        first: int = 0,
+    ) -> Self:
         """The same participant with a memory and random streams of its own, for one of several models of a round.
 
         Its untrained models are counted from number ``first``.
+
+        Args:
+            name: the name of the part.
+            first: the number of its first seed.
         """
         memory = MemoryView(self.memory, f"{name}.")
         return self._view(
@@ -121,6 +135,9 @@ class Evaluator:
         """A model, or a part of one, with the participant's private layers; as it is if it has them or there are none.
 
         They are those that it trained last, or else the run's initial ones.
+
+        Args:
+            model: a model.
         """
         division = self._runtime.division
         if (
@@ -136,7 +153,11 @@ class Evaluator:
         return division.joined(model, layers)
 
     def complete(self, served: Params | Served) -> Params | Served:
-        """The models with which the participant predicts, each with the private layers of its part."""
+        """The models with which the participant predicts, each with the private layers of its part.
+
+        Args:
+            served: the models without private layers.
+        """
         if self._runtime.division.private is None:
             return served
         served = Served.of(served)
@@ -148,18 +169,23 @@ class Evaluator:
 
     @torch.no_grad()
     def losses(
-        self, models: Sequence[Params], samples: int | None = None
+        self,
+        models: Sequence[Params],
+        samples: int | None = None,
     ) -> np.ndarray:
         """Mean loss of each model on the participant's training data, ``(len(models),)`` float64.
 
         It is the plain loss, as when models are measured: without class weights and label smoothing. In each
         round, ``samples`` of them are drawn anew; None for all.
+
+        Args:
+            models: the models.
+            samples: how many samples are read; None for all.
         """
-        split = (
-            self._train
-            if samples is None or samples >= len(self._train)
-            else self._drawn_anew(samples)
-        )
+        if samples is None or samples >= len(self._train):
+            split = self._train
+        else:
+            split = self._drawn_anew(samples)
         keys = [(id(model), id(self._beside), samples, self._part) for model in models]
         if any(
             key not in self._compared for key in keys
@@ -178,12 +204,20 @@ class Evaluator:
 
     @torch.no_grad()
     def choice(
-        self, models: Sequence[Params], samples: int | None = None, race: bool = False
+        self,
+        models: Sequence[Params],
+        samples: int | None = None,
+        race: bool = False,
     ) -> int:
         """The index of the model with the smallest loss, the first of equal ones; NaN is never the smallest.
 
         ``samples`` is as in `losses`. With ``race``, the models race over these samples in a random order, see
         `race_models`, unless the task's loss is no mean over samples or may be below 0.
+
+        Args:
+            models: the models.
+            samples: how many samples are read; None for all.
+            race: stop reading samples with a model that cannot be the best any more.
         """
         task = self._runtime.task
         if not (race and task.separable and task.nonnegative):
@@ -192,7 +226,10 @@ class Evaluator:
         if key not in self._compared:
             split = self._drawn_anew(samples)
 
-            def losses(left: np.ndarray, rows: slice) -> np.ndarray:
+            def losses(
+                left: np.ndarray,
+                rows: slice,
+            ) -> np.ndarray:
                 outputs = self._with_beside(
                     [models[k] for k in left],
                     split.x[rows],
@@ -208,55 +245,93 @@ class Evaluator:
         return int(self._compared[key][-1])
 
     @torch.no_grad()
-    def outputs(self, model: Params | Served, x: Tensor) -> Tensor:
-        """The outputs ``(n, classes, ...)`` of a model, or of an ensemble, for samples."""
+    def outputs(
+        self,
+        model: Params | Served,
+        x: Tensor,
+    ) -> Tensor:
+        """The outputs ``(n, classes, ...)`` of a model, or of an ensemble, for samples.
+
+        Args:
+            model: a model.
+            x: samples ``(n, *input_shape)`` float32.
+        """
         served = Served.of(self.complete(model))
-        return combined(
+        return combine_outputs(
             self._predict(served.models, x), served.vote, self._runtime.task.link
         )
 
     def tested(self, model: Params | Served) -> Tensor:
-        """The same for the participant's test split."""
+        """The same for the participant's test split.
+
+        Args:
+            model: a model.
+        """
         return self.outputs(model, self._test.x)
 
     def measured(self, outputs: Tensor) -> dict[str, float]:
-        """The task's measures of these outputs for the participant's test split."""
+        """The task's measures of these outputs for the participant's test split.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+        """
         return self._runtime.task.measured(
             outputs, self._test.y, self._runtime.settings.measures
         )
 
     def score_counts(self, outputs: Tensor) -> np.ndarray | None:
-        """The histograms of the same outputs' scores; see `cfl_flare.training.histograms.score_counts`."""
-        task, bins = self._runtime.task, self._runtime.settings.score_bins
-        return score_counts(
+        """The histograms of the same outputs' scores; see `cfl_flare.training.histograms.count_scores`.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+        """
+        task = self._runtime.task
+        bins = self._runtime.settings.score_bins
+        return count_scores(
             outputs, self._test.y, task.link, bins, getattr(task, "threshold", 0.5)
         )
 
     def class_counts(self, outputs: Tensor) -> list[int] | None:
-        """How many test samples are of each class, or have each finding; None where outputs score no classes."""
-        return (
-            class_counts(self._test.y, outputs.shape[1])
-            if self._runtime.task.scored
-            else None
-        )
+        """How many test samples are of each class, or have each finding; None where outputs score no classes.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+        """
+        if self._runtime.task.scored:
+            return count_classes(self._test.y, outputs.shape[1])
+        return None
 
     def evaluate(self, model: Params | Served) -> dict[str, float]:
-        """The task's measures of a model, or of an ensemble, on the participant's test split."""
+        """The task's measures of a model, or of an ensemble, on the participant's test split.
+
+        Args:
+            model: a model.
+        """
         return self.measured(self.tested(model)) if self.tests else {}
 
     def resampled(
-        self, outputs: Tensor, names: Iterable[str], times: int
+        self,
+        outputs: Tensor,
+        names: Iterable[str],
+        times: int,
     ) -> Replicates | None:
-        """Measures of these outputs when the test split is drawn anew ``times`` times; None for no times."""
+        """Measures of these outputs when the test split is drawn anew ``times`` times; None for no times.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+            names: the names of the measures.
+            times: how many resamples.
+        """
         if not times:
             return None
-        runtime, test = self._runtime, self._test
-        stream_key = (runtime.seed, self._drawer, key_of(test.x, test.y))
-        rows = drawn_rows(*stream_key, len(test), times, test.patient)
+        runtime = self._runtime
+        test = self._test
+        stream_key = (runtime.seed, self._drawer, hash_split_arrays(test.x, test.y))
+        rows = draw_rows(*stream_key, len(test), times, test.patient)
         values = replicates(
             runtime.task, outputs, test.y, names, rows, runtime.should_stop
         )
-        return Replicates(draw_of(*stream_key), values)
+        return Replicates(draw_resample(*stream_key), values)
 
     def _drawn_anew(self, samples: int | None) -> Split:
         """So many training samples in a random order, the same for all models of a round; None for all of them."""
@@ -266,18 +341,23 @@ class Evaluator:
         return self._train.take(drawn.to(self._runtime.device))
 
     def _with_beside(
-        self, models: Sequence[Params], x: Tensor, passing: bool = False
+        self,
+        models: Sequence[Params],
+        x: Tensor,
+        passing: bool = False,
     ) -> Tensor:
         """Outputs of each model, added to those of the frozen one if there is one."""
         outputs = self._predict(models, x, passing=passing)
-        return (
-            outputs
-            if self._beside is None
-            else outputs + self._predict([self._beside], x)
-        )
+        if self._beside is None:
+            return outputs
+        return outputs + self._predict([self._beside], x)
 
     def _predict(
-        self, models: Sequence[Params], x: Tensor, passing: bool = False, **kind: bool
+        self,
+        models: Sequence[Params],
+        x: Tensor,
+        passing: bool = False,
+        **kind: bool,
     ) -> Tensor:
         """Outputs ``(len(models), n, classes, ...)``, or features ``(len(models), n, d)``; ``passing`` caches none.
 

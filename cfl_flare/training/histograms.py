@@ -12,8 +12,8 @@ from torch import Tensor
 
 from cfl_flare.core.config import require
 from cfl_flare.core.params import Layout
-from cfl_flare.training.losses import predicted
-from cfl_flare.training.measures import one_against_the_rest
+from cfl_flare.training.losses import predict_from
+from cfl_flare.training.measures import split_classes
 from cfl_flare.training.settings import TrainSettings
 
 # The server adds the bins up: they are the same for everyone, and known before any score. They divide the log-odds of a
@@ -21,13 +21,21 @@ from cfl_flare.training.settings import TrainSettings
 # equal width in asinh(log-odds / NARROW). At 0, where an untrained model's scores lie close together, 200 bins are
 # NARROW / 14 wide. Further out they are wider in proportion. The last bins have all scores beyond REACH, a probability
 # of 10^-26.
-NARROW, REACH = 0.1, 60.0
+NARROW = 0.1
+REACH = 60.0
 
 
-def score_shape(settings: TrainSettings, layout: Layout) -> tuple[int, int, int] | None:
+def read_score_shape(
+    settings: TrainSettings,
+    layout: Layout,
+) -> tuple[int, int, int] | None:
     """The shape ``(classes, 2, bins)`` of a participant's histograms; None where none are asked for.
 
     The layout is that of all of the model, private layers included. A ConfigError if it has no fully connected layer.
+
+    Args:
+        settings: the settings of the training.
+        layout: the names and shapes of a model's arrays.
     """
     if not settings.score_bins:
         return None
@@ -38,11 +46,18 @@ def score_shape(settings: TrainSettings, layout: Layout) -> tuple[int, int, int]
     return head[0].shape[0], 2, settings.score_bins
 
 
-def log_odds(outputs: Tensor, link: str) -> Tensor:
+def compute_log_odds(
+    outputs: Tensor,
+    link: str,
+) -> Tensor:
     """The logarithm of each class's odds against the rest, ``(n, classes)`` float64 on the CPU.
 
     They are computed from logarithms: a probability that is rounded to 1 has lost its rank. Those of a softmax are
     relative to classes of equal probability, so that a model that knows nothing has 0. The other link is ``sigmoid``.
+
+    Args:
+        outputs: outputs of a model ``(n, classes, ...)``.
+        link: one of `LINKS`.
     """
     outputs = outputs.detach().cpu().double()
     if link == "sigmoid":
@@ -58,10 +73,17 @@ def log_odds(outputs: Tensor, link: str) -> Tensor:
     return logarithms - rest + math.log(max(1, outputs.shape[1] - 1))
 
 
-def probabilities(shape: tuple[int, int, int], link: str) -> np.ndarray:
+def list_probabilities(
+    shape: tuple[int, int, int],
+    link: str,
+) -> np.ndarray:
     """The probability of a class that each bin stands for: that of its middle, ``(bins,)`` float64, rising.
 
-    >>> probabilities((1, 2, 5), "sigmoid").round(4).tolist()
+    Args:
+        shape: ``(classes, 2, bins)``.
+        link: one of `LINKS`.
+
+    >>> list_probabilities((1, 2, 5), "sigmoid").round(4).tolist()
     [0.0, 0.2995, 0.5, 0.7005, 1.0]
     """
     classes, _, bins = shape
@@ -72,15 +94,19 @@ def probabilities(shape: tuple[int, int, int], link: str) -> np.ndarray:
     return probability
 
 
-def score_counts(
-    outputs: Tensor, targets: Tensor, link: str, bins: int, threshold: float = 0.5
+def count_scores(
+    outputs: Tensor,
+    targets: Tensor,
+    link: str,
+    bins: int,
+    threshold: float = 0.5,
 ) -> np.ndarray | None:
     """Counts samples by bins of their scores, for each class those without it and those with it.
 
     The last number of each row is how many of these samples are predicted to have the class: wrongly, and rightly.
 
     >>> outputs, targets = torch.tensor([[-9.0], [9.0], [0.1]]), torch.tensor([0, 1, 0])
-    >>> score_counts(outputs, targets, "sigmoid", 10).tolist()
+    >>> count_scores(outputs, targets, "sigmoid", 10).tolist()
     [[[0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1]]]
 
     Args:
@@ -92,7 +118,7 @@ def score_counts(
     Returns:
         ``(classes, 2, bins + 1)`` int32; None if a score is no number.
     """
-    odds, labels = one_against_the_rest(log_odds(outputs, link), targets.cpu())
+    odds, labels = split_classes(compute_log_odds(outputs, link), targets.cpu())
     if bool(odds.isnan().any()):
         return None
     share = torch.asinh(odds / NARROW) / math.asinh(REACH / NARROW) / 2 + 0.5
@@ -102,7 +128,7 @@ def score_counts(
         (rows * bins + places).flatten(), minlength=odds.shape[1] * 2 * bins
     )
     if link == "sigmoid":
-        decided = (predicted(outputs, link) >= threshold).long().cpu()
+        decided = (predict_from(outputs, link) >= threshold).long().cpu()
     else:
         decided = torch.nn.functional.one_hot(
             outputs.argmax(dim=1), outputs.shape[1]
@@ -115,15 +141,21 @@ def score_counts(
     )
 
 
-def class_counts(targets: Tensor, classes: int) -> list[int]:
+def count_classes(
+    targets: Tensor,
+    classes: int,
+) -> list[int]:
     """How many samples are of each class, by its number, or have each finding.
 
-    >>> class_counts(torch.tensor([2, 0, 2]), 3), class_counts(torch.tensor([[1, 0], [1, 1]]), 2)
+    Args:
+        targets: labels as the task has targets ``(n, ...)``.
+        classes: the number of classes.
+
+    >>> count_classes(torch.tensor([2, 0, 2]), 3), count_classes(torch.tensor([[1, 0], [1, 1]]), 2)
     ([1, 0, 2], [2, 1])
     """
-    counts = (
-        targets.sum(0)
-        if targets.dim() == 2
-        else torch.bincount(targets, minlength=max(2, classes))
-    )
+    if targets.dim() == 2:
+        counts = targets.sum(0)
+    else:
+        counts = torch.bincount(targets, minlength=max(2, classes))
     return [int(count) for count in counts]

@@ -24,16 +24,31 @@ LINKS = ("softmax", "sigmoid", "identity", "exp")
 ROWS = 1024
 
 
-def predicted(outputs: Tensor, link: str) -> Tensor:
-    """Predictions from outputs ``(n, classes, ...)``: probabilities that add up to 1, or of each output, or numbers."""
+def predict_from(
+    outputs: Tensor,
+    link: str,
+) -> Tensor:
+    """Predictions from outputs ``(n, classes, ...)``: probabilities that add up to 1, or of each output, or numbers.
+
+    Args:
+        outputs: outputs of a model ``(n, classes, ...)``.
+        link: one of `LINKS`.
+    """
     if link == "softmax":
         return outputs.softmax(dim=1)
-    return {"sigmoid": torch.sigmoid, "exp": torch.exp, "identity": lambda same: same}[
-        link
-    ](outputs)
+    if link == "sigmoid":
+        return outputs.sigmoid()
+    if link == "exp":
+        return outputs.exp()
+    return outputs
 
 
-def cox_loss(risk: Tensor, time: Tensor, event: Tensor, ties: str = "efron") -> Tensor:
+def compute_cox_loss(
+    risk: Tensor,
+    time: Tensor,
+    event: Tensor,
+    ties: str = "efron",
+) -> Tensor:
     """The negative logarithm of Cox's partial likelihood, divided by the number of events.
 
     At each event, those at risk are all whose time is not shorter. Of d events at the same time, Breslow compares each
@@ -49,9 +64,12 @@ def cox_loss(risk: Tensor, time: Tensor, event: Tensor, ties: str = "efron") -> 
         A scalar; 0, with a gradient of zeros, where there is no event.
     """
     order = torch.argsort(time)
-    risk, time, happened = risk[order], time[order], event[order] > 0
+    risk = risk[order]
+    time = time[order]
+    happened = event[order] > 0
     if not happened.any():
         return risk.sum() * 0
+
     # The logarithm of the sum of hazards from each place on; at a tie, from the tie's first place.
     from_here = risk.flip(0).logcumsumexp(0).flip(0)
     at_risk = from_here[torch.searchsorted(time, time)][happened]
@@ -61,14 +79,19 @@ def cox_loss(risk: Tensor, time: Tensor, event: Tensor, ties: str = "efron") -> 
             time[happened], return_inverse=True, return_counts=True
         )
         hazards = _log_sums(risk[happened], tie, len(sizes))[tie]
-        before = (
-            torch.arange(len(tie), device=tie.device) - (sizes.cumsum(0) - sizes)[tie]
-        )  # in the same tie
-        terms = terms - torch.log1p(-(before / sizes[tie]) * (hazards - at_risk).exp())
+        # How many events of the same tie come before each event.
+        starts = sizes.cumsum(0) - sizes
+        before = torch.arange(len(tie), device=tie.device) - starts[tie]
+        left_out = (before / sizes[tie]) * (hazards - at_risk).exp()
+        terms = terms - torch.log1p(-left_out)
     return -terms.sum() / len(terms)
 
 
-def _log_sums(values: Tensor, group: Tensor, groups: int) -> Tensor:
+def _log_sums(
+    values: Tensor,
+    group: Tensor,
+    groups: int,
+) -> Tensor:
     """For each group, the logarithm of the sum of exponentials ``(groups,)``."""
     top = torch.full((groups,), -torch.inf, dtype=values.dtype, device=values.device)
     top = top.scatter_reduce(0, group, values.detach(), "amax")
@@ -76,59 +99,79 @@ def _log_sums(values: Tensor, group: Tensor, groups: int) -> Tensor:
     return sums.log() + top
 
 
-def concordances(risk: Tensor, time: Tensor, event: Tensor, counts: Tensor) -> Tensor:
+def measure_concordance(
+    risk: Tensor,
+    time: Tensor,
+    event: Tensor,
+    counts: Tensor,
+) -> Tensor:
     """Harrell's C of draws of the samples, ``(draws,)`` float64; NaN where there is no pair that counts.
 
     Among the pairs whose first event is known, it is the share where that sample has the higher risk. Equal risks count
     half. Of two equal times, an observed event comes before the end of observation. The first arguments are those of
-    `cox_loss`. ``counts`` says how often each draw has each sample, ``(n, draws)``, or ``(n,)`` for one draw.
+    `compute_cox_loss`. ``counts`` says how often each draw has each sample, ``(n, draws)``, or ``(n,)`` for one draw.
+
+    Args:
+        risk: ``(n,)`` logarithms of relative hazards.
+        time: ``(n,)`` until the event, or until the end of observation.
+        event: ``(n,)`` 1 if the event happened, else 0.
+        counts: how often each resample has each sample, ``(n, draws)`` or ``(n,)``
+            float64.
     """
     counts = counts.view(len(time), -1)
-    right, pairs = torch.zeros(
-        2, counts.shape[1], dtype=torch.float64, device=time.device
-    )
-    happened, others = (
-        event > 0,
-        counts.float(),
-    )  # halves below 2**23, which float32 has exactly
+    draws = counts.shape[1]
+    right = torch.zeros(draws, dtype=torch.float64, device=time.device)
+    pairs = torch.zeros_like(right)
+    happened = event > 0
+    # float32 has halves exactly below 2**23.
+    others = counts.float()
     for start in range(0, len(time), ROWS):
         rows = slice(start, start + ROWS)
-        first = (time[rows, None] < time) | ((time[rows, None] == time) & ~happened)
-        known = first & happened[rows, None]
-        higher, equal = risk[rows, None] > risk, risk[rows, None] == risk
+        earlier = time[rows, None] < time
+        tied = (time[rows, None] == time) & ~happened
+        known = (earlier | tied) & happened[rows, None]
+        higher = known & (risk[rows, None] > risk)
+        equal = known & (risk[rows, None] == risk)
+        scores = higher.float().add_(equal, alpha=0.5)
         pairs += (counts[rows] * (known.float() @ others).double()).sum(0)
-        right += (
-            counts[rows]
-            * (
-                (known & higher).float().add_((known & equal), alpha=0.5) @ others
-            ).double()
-        ).sum(0)
+        right += (counts[rows] * (scores @ others).double()).sum(0)
     return right / pairs
 
 
-def soft_dice(outputs: Tensor, targets: Tensor) -> Tensor:
+def compute_soft_dice(
+    outputs: Tensor,
+    targets: Tensor,
+) -> Tensor:
     """Dice of probabilities, (2 sum p t + 1) / (sum p + sum t + 1): the mean over all classes but the background.
 
     Outputs are logits ``(n, classes, h, w)``, and targets ``(n, h, w)`` int64.
+
+    Args:
+        outputs: logits ``(n, classes, h, w)``.
+        targets: ``(n, h, w)`` int64.
     """
-    shares = outputs.softmax(dim=1)[:, 1:]
-    there = torch.stack([targets == c for c in range(1, outputs.shape[1])], dim=1).to(
-        shares.dtype
-    )
-    both, either = (
-        (shares * there).sum(dim=(0, 2, 3)),
-        (shares + there).sum(dim=(0, 2, 3)),
-    )
+    probabilities = outputs.softmax(dim=1)[:, 1:]
+    masks = [targets == number for number in range(1, outputs.shape[1])]
+    there = torch.stack(masks, dim=1).to(probabilities.dtype)
+    both = (probabilities * there).sum(dim=(0, 2, 3))
+    either = (probabilities + there).sum(dim=(0, 2, 3))
     return ((2 * both + 1) / (either + 1)).mean()
 
 
-def balanced(counts: Tensor, classes: int) -> Tensor:
+def balance_classes(
+    counts: Tensor,
+    classes: int,
+) -> Tensor:
     """Weights with which each class that occurs has the same share of all samples: n / (classes that occur * n_c).
 
     ``counts`` are the n_c up to the last class that occurs. A class that does not occur has weight 1: it counts in
     label smoothing alone.
 
-    >>> balanced(torch.tensor([3, 0, 1]), 3)
+    Args:
+        counts: ``(classes,)``, samples of each class.
+        classes: the number of classes.
+
+    >>> balance_classes(torch.tensor([3, 0, 1]), 3)
     tensor([0.6667, 1.0000, 2.0000])
     """
     counts = F.pad(counts, (0, classes - len(counts)))
@@ -171,23 +214,36 @@ class Term(Protocol):
 class Pull(Term):
     """``strength/2 * ||theta - anchor||^2`` over some of the parameters ``slices``, ``(d,)``, never over buffers."""
 
-    def __init__(self, strength: float, anchor: np.ndarray, slices: Sequence[slice]):
-        self._strength, self._anchor, self._slices = (
-            strength,
-            torch.from_numpy(anchor),
-            slices,
-        )
+    def __init__(
+        self,
+        strength: float,
+        anchor: np.ndarray,
+        slices: Sequence[slice],
+    ):
+        self._strength = strength
+        self._anchor = torch.from_numpy(anchor)
+        self._slices = slices
 
     @classmethod
-    def to(cls, strength: float, model: Params, scope: str = "all") -> Pull:
-        """The pull to a model, or to a part of one."""
+    def to(
+        cls,
+        strength: float,
+        model: Params,
+        scope: str = "all",
+    ) -> Pull:
+        """The pull to a model, or to a part of one.
+
+        Args:
+            strength: mu.
+            model: the anchor.
+            scope: the part that is pulled: a role, or names.
+        """
         return cls(strength, model.part(scope), model.layout.select(scope))
 
     def __call__(self, step: Step) -> Tensor:
         here = torch.cat([step.parameters[s] for s in self._slices])
-        return (
-            0.5 * self._strength * (here - self._anchor.to(here.device)).square().sum()
-        )
+        squares = (here - self._anchor.to(here.device)).square()
+        return 0.5 * self._strength * squares.sum()
 
 
 class ParameterContrast(Term):
@@ -204,11 +260,11 @@ class ParameterContrast(Term):
         centres: np.ndarray,
         slices: Sequence[slice],
     ):
-        self._mu, self._tau, self._index = mu, tau, index
-        self._centres, self._slices = (
-            F.normalize(torch.from_numpy(centres), dim=1),
-            slices,
-        )
+        self._mu = mu
+        self._tau = tau
+        self._index = index
+        self._centres = F.normalize(torch.from_numpy(centres), dim=1)
+        self._slices = slices
 
     def __call__(self, step: Step) -> Tensor:
         here = torch.cat([step.parameters[s] for s in self._slices])
@@ -230,8 +286,11 @@ class RepresentationContrast(Term):
         centres: Sequence[Params],
         training: bool = False,
     ):
-        self._mu, self._tau, self._index = mu, tau, index
-        self.compares, self.training = tuple(centres), training
+        self._mu = mu
+        self._tau = tau
+        self._index = index
+        self.compares = tuple(centres)
+        self.training = training
 
     def __call__(self, step: Step) -> Tensor:
         assert step.features is not None and step.compared is not None

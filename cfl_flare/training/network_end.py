@@ -61,10 +61,18 @@ class Trace:
 
 @contextlib.contextmanager
 def tracing(module: nn.Module) -> Iterator[Trace]:
-    """Inside it, the modules of a network are noted when they have computed."""
+    """Inside it, the modules of a network are noted when they have computed.
+
+    Args:
+        module: the network.
+    """
     trace = Trace()
 
-    def note(name: str, part: nn.Module, outputs: Any) -> None:
+    def note(
+        name: str,
+        part: nn.Module,
+        outputs: Any,
+    ) -> None:
         trace.outputs[name] = outputs
         if isinstance(part, nn.Linear):
             trace.linear.append(name)
@@ -84,7 +92,11 @@ def tracing(module: nn.Module) -> Iterator[Trace]:
             hook.remove()
 
 
-def describe_end(outputs: Tensor, trace: Trace, task: LearningTask) -> str:
+def describe_end(
+    outputs: Tensor,
+    trace: Trace,
+    task: LearningTask,
+) -> str:
     """A remark on outputs that the loss of a task does not expect.
 
     Args:
@@ -115,7 +127,10 @@ def describe_end(outputs: Tensor, trace: Trace, task: LearningTask) -> str:
     )
 
 
-def describe_head(head: str | None, trace: Trace) -> str:
+def describe_head(
+    head: str | None,
+    trace: Trace,
+) -> str:
     """A remark if the head by registration is not the fully connected layer that computes last; else empty.
 
     Args:
@@ -132,7 +147,11 @@ def describe_head(head: str | None, trace: Trace) -> str:
     )
 
 
-def describe_dependence(alone: Tensor, again: Tensor, among: Tensor) -> str:
+def describe_dependence(
+    alone: Tensor,
+    again: Tensor,
+    among: Tensor,
+) -> str:
     """A remark if a sample's outputs in evaluation depend on chance or on other samples; else empty.
 
     Args:
@@ -154,7 +173,11 @@ def describe_dependence(alone: Tensor, again: Tensor, among: Tensor) -> str:
 
 
 def find_last_step(outputs: Tensor) -> str:
-    """The last step that computed outputs, as torch records it, such as ``Softmax``; empty if none is recorded."""
+    """The last step that computed outputs, as torch records it, such as ``Softmax``; empty if none is recorded.
+
+    Args:
+        outputs: the outputs of a network.
+    """
     step: Any = outputs.grad_fn
     while step is not None:
         name = re.sub(r"Backward\d*$", "", step.name().lstrip("_"))
@@ -172,7 +195,10 @@ def _are_probabilities(outputs: Tensor) -> bool:
     return bool((outputs >= 0).all()) and bool(((sums - 1).abs() < ROUNDING).all())
 
 
-def _differ(a: Tensor, b: Tensor) -> bool:
+def _differ(
+    a: Tensor,
+    b: Tensor,
+) -> bool:
     finite = a.isfinite() & b.isfinite()
     apart = (a - b).abs()[finite]
     reach = a.abs()[finite].max() if finite.any() else torch.tensor(0.0)

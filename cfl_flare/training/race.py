@@ -17,7 +17,11 @@ ROUNDING = 1e-6
 SampleLosses = Callable[[np.ndarray, slice], np.ndarray]
 
 
-def race_models(losses: SampleLosses, models: int, samples: int) -> int:
+def race_models(
+    losses: SampleLosses,
+    models: int,
+    samples: int,
+) -> int:
     """Choose the model with the least sum of losses. The choice is the same as by reading everything.
 
     No loss is below 0, so the sum over some samples is a lower bound of the sum over all samples. One model, the best
@@ -47,7 +51,8 @@ def race_models(losses: SampleLosses, models: int, samples: int) -> int:
     bound = sums[leader] * (1 + ROUNDING)
     rivals = np.flatnonzero((sums <= bound) & (left != leader))
     while end < samples and len(rivals) > 0:
-        begin, end = end, min(2 * end, samples)
+        begin = end
+        end = min(2 * end, samples)
         sums[rivals] += sum_losses(losses, rivals, slice(begin, end))
         rivals = rivals[sums[rivals] <= bound]
 
@@ -57,7 +62,17 @@ def race_models(losses: SampleLosses, models: int, samples: int) -> int:
     return int(finished[sums[finished] <= least][0])
 
 
-def sum_losses(losses: SampleLosses, models: np.ndarray, block: slice) -> np.ndarray:
-    """Sum the losses of some models over a block, ``(len(models),)`` float64; NaN counts as infinite."""
+def sum_losses(
+    losses: SampleLosses,
+    models: np.ndarray,
+    block: slice,
+) -> np.ndarray:
+    """Sum the losses of some models over a block, ``(len(models),)`` float64; NaN counts as infinite.
+
+    Args:
+        losses: called with the models and the block.
+        models: the indices of the models.
+        block: the samples.
+    """
     values = losses(models, block)
     return np.asarray(np.where(np.isnan(values), np.inf, values).sum(axis=1))

@@ -34,7 +34,11 @@ class ResidentModel:
         built_as: the types of the module's parameters before they became float32.
     """
 
-    def __init__(self, module: nn.Module, device: str = "cpu"):
+    def __init__(
+        self,
+        module: nn.Module,
+        device: str = "cpu",
+    ):
         check_arrays(module)
         self.layout = Layout.of(module)
         self.built_as = {p.dtype for p in module.parameters() if p.is_floating_point()}
@@ -88,6 +92,11 @@ class ResidentModel:
                 array.take_over()
 
     def load(self, params: Params) -> None:
+        """Load a model's parameters into the module.
+
+        Args:
+            params: the model.
+        """
         self.put_back_arrays()
         with torch.no_grad():
             self.flat.copy_(torch.from_numpy(params.vector))
@@ -99,7 +108,11 @@ class ResidentModel:
 
     @contextlib.contextmanager
     def watching_head(self, wanted: bool = True) -> Iterator[list[Tensor]]:
-        """Inside it, the list holds the last input of the head: the backbone's outputs ``(n, d)``."""
+        """Inside it, the list holds the last input of the head: the backbone's outputs ``(n, d)``.
+
+        Args:
+            wanted: note the head's input.
+        """
         seen: list[Tensor] = []
         if not wanted:
             yield seen
@@ -117,6 +130,9 @@ class ResidentModel:
 
         It computes with copies of the buffers. The backward pass reads BatchNorm's statistics again, which the training
         pass has changed in place by then; torch does not warn of it.
+
+        Args:
+            x: samples ``(n, *input_shape)`` float32.
         """
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         self.module.eval()
@@ -144,9 +160,13 @@ class ResidentModel:
         It is to be called after each step: weight decay, momentum and penalties also change what has no gradient. The
         part is as for `Layout.select`, or nothing if empty. Parameters that the network itself keeps from training are
         held as well.
+
+        Args:
+            part: names of parameters.
         """
         slices = self.select_held(part)
-        starts, named = {s.start for s in slices}, dict(self.module.named_parameters())
+        starts = {s.start for s in slices}
+        named = dict(self.module.named_parameters())
         entries = [
             e
             for e in self.layout.entries
@@ -199,6 +219,9 @@ class ResidentModel:
 def cast_to_float32(module: nn.Module) -> nn.Module:
     """Makes a module's floating numbers float32, in place; ``module.to()`` would make complex constants real.
 
+    Args:
+        module: the network.
+
     Returns:
         The module itself.
     """
@@ -208,22 +231,42 @@ def cast_to_float32(module: nn.Module) -> nn.Module:
     return module
 
 
-def untrained(make_model: Callable[[], nn.Module], seed: int, index: int) -> Params:
-    """A run's untrained model number ``index``, the same on every machine."""
+def build_untrained(
+    make_model: Callable[[], nn.Module],
+    seed: int,
+    index: int,
+) -> Params:
+    """A run's untrained model number ``index``, the same on every machine.
+
+    Args:
+        make_model: builds the untrained module.
+        seed: the run's seed.
+        index: the number of the seed.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "initial", index))
         return ResidentModel(make_model()).read()
 
 
-def descend(resident: ResidentModel, lr: float) -> None:
-    """One plain gradient step, w - lr * grad, with the gradient computed last."""
+def descend(
+    resident: ResidentModel,
+    lr: float,
+) -> None:
+    """One plain gradient step, w - lr * grad, with the gradient computed last.
+
+    Args:
+        resident: the model in memory, with its gradient.
+        lr: the learning rate.
+    """
     with torch.no_grad():
         resident.parameters.sub_(resident.gradient, alpha=lr)
 
 
 @contextlib.contextmanager
-def ahead(
-    resident: ResidentModel, lr: float, backward: Callable[[], None]
+def look_ahead(
+    resident: ResidentModel,
+    lr: float,
+    backward: Callable[[], None],
 ) -> Iterator[None]:
     """The inner step of first-order MAML (FedDSMIC Alg. 2, Eq. 15-16; Fallah et al. 2020, Per-FedAvg (FO)).
 
@@ -237,6 +280,11 @@ def ahead(
     is w again, from which the run's optimizer steps, with its learning rate eps, momentum and weight decay. Penalties
     are part of l in both. D' is the batch that plain SGD draws, so that eta = 0 is plain SGD; D has a random stream of
     its own. D' alone updates BatchNorm's running statistics. ``lr`` is eta, and ``backward`` computes grad l(w; D).
+
+    Args:
+        resident: the model in memory, with its gradient.
+        lr: the learning rate.
+        backward: computes the gradient at the loaded parameters.
     """
     before = resident.parameters.detach().clone()
     with resident.keeping_statistics():
@@ -252,16 +300,30 @@ def ahead(
 class Optimizer(ABC):
     """Steps of the resident model. Its state is that of the participant that trains, from `recall` to `keep`."""
 
-    def __init__(self, settings: TrainSettings, resident: ResidentModel):
-        self._settings, self._resident = settings, resident
+    def __init__(
+        self,
+        settings: TrainSettings,
+        resident: ResidentModel,
+    ):
+        self._settings = settings
+        self._resident = resident
 
     @torch.no_grad()
-    def step(self, lr: float, held: Sequence[slice] = ()) -> None:
+    def step(
+        self,
+        lr: float,
+        held: Sequence[slice] = (),
+    ) -> None:
         """One step along the gradient, which is clipped first.
 
         The gradients of ``held`` parameters, which the caller puts back, do not count in the norm.
+
+        Args:
+            lr: the learning rate.
+            held: the places of parameters that are held.
         """
-        gradient, most = self._resident.gradient, self._settings.clip_grad
+        gradient = self._resident.gradient
+        most = self._settings.clip_grad
         for part in held:
             gradient[part] = 0
         if most is not None:
@@ -279,7 +341,11 @@ class Optimizer(ABC):
 
     @torch.no_grad()
     def recall(self, memory: Mapping[str, Params]) -> None:
-        """Goes on from what `keep` left in a participant's memory; afresh where it left nothing."""
+        """Goes on from what `keep` left in a participant's memory; afresh where it left nothing.
+
+        Args:
+            memory: the participant's memory.
+        """
         state = self._state()
         remembered = state.keys() <= memory.keys()
         for name, tensor in state.items():
@@ -288,8 +354,17 @@ class Optimizer(ABC):
             else:
                 tensor.zero_()
 
-    def keep(self, memory: MutableMapping[str, Params], held: Sequence[slice]) -> None:
-        """Writes the state to a participant's memory; that of parameters that were held is reset."""
+    def keep(
+        self,
+        memory: MutableMapping[str, Params],
+        held: Sequence[slice],
+    ) -> None:
+        """Writes the state to a participant's memory; that of parameters that were held is reset.
+
+        Args:
+            memory: the participant's memory.
+            held: the places of parameters that are held.
+        """
         layout = self._resident.layout
         for name, tensor in self._state().items():
             vector = np.zeros(layout.size, np.float32)
@@ -304,7 +379,11 @@ class Optimizer(ABC):
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum."""
 
-    def __init__(self, settings: TrainSettings, resident: ResidentModel):
+    def __init__(
+        self,
+        settings: TrainSettings,
+        resident: ResidentModel,
+    ):
         super().__init__(settings, resident)
         self._momentum = (
             torch.zeros_like(resident.gradient) if settings.momentum else None
@@ -335,7 +414,11 @@ class Adam(Optimizer):
     As in torch, each parameter counts its own steps: one that was held starts afresh, bias correction included.
     """
 
-    def __init__(self, settings: TrainSettings, resident: ResidentModel):
+    def __init__(
+        self,
+        settings: TrainSettings,
+        resident: ResidentModel,
+    ):
         super().__init__(settings, resident)
         self._mean, self._square, self._steps = (
             torch.zeros_like(resident.gradient) for _ in range(3)
@@ -343,12 +426,11 @@ class Adam(Optimizer):
         self._counts = [(slice(0, len(self._steps)), 0)]
 
     def _move(self, lr: float) -> None:
-        weights, gradient, decay = (
-            self._resident.parameters,
-            self._resident.gradient,
-            self._settings.weight_decay,
-        )
-        beta1, beta2 = self._settings.beta1, self._settings.beta2
+        weights = self._resident.parameters
+        gradient = self._resident.gradient
+        decay = self._settings.weight_decay
+        beta1 = self._settings.beta1
+        beta2 = self._settings.beta2
         if self._settings.optimizer == "adamw":
             weights.mul_(1 - lr * decay)
         elif decay:
@@ -377,6 +459,11 @@ class Adam(Optimizer):
         }
 
     def recall(self, memory: Mapping[str, Params]) -> None:
+        """Go on from the state in a participant's memory.
+
+        Args:
+            memory: the participant's memory.
+        """
         super().recall(memory)
         # Neighbours with the same number of steps are one slice: mostly there is one for all.
         counts, sizes = (
@@ -390,9 +477,16 @@ class Adam(Optimizer):
         ]
 
 
-def optimizer_of(settings: TrainSettings, resident: ResidentModel) -> Optimizer:
-    return (
-        SGD(settings, resident)
-        if settings.optimizer == "sgd"
-        else Adam(settings, resident)
-    )
+def build_optimizer(
+    settings: TrainSettings,
+    resident: ResidentModel,
+) -> Optimizer:
+    """Build the optimizer of the settings.
+
+    Args:
+        settings: the settings of the training.
+        resident: the model in memory, with its gradient.
+    """
+    if settings.optimizer == "sgd":
+        return SGD(settings, resident)
+    return Adam(settings, resident)

@@ -20,7 +20,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.core.private import Division
 from cfl_flare.training.ensemble import Predictor, ignores_mode
-from cfl_flare.training.resident import ResidentModel, optimizer_of, untrained
+from cfl_flare.training.resident import ResidentModel, build_optimizer, build_untrained
 from cfl_flare.training.sample_gradients import SampleGradients
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification, LearningTask
@@ -60,6 +60,12 @@ class Place:
 
         ``together`` is how many sites share this machine, None if each may have its own. No ``memory`` is an even share
         where the sites that compete for a GPU are known.
+
+        Args:
+            device: where to compute.
+            memory: the largest part of the GPU's memory.
+            index: the number of the site.
+            together: how many sites share the machine.
         """
         devices = torch.cuda.device_count() if device == "cuda" else 0
         if not devices:
@@ -80,9 +86,10 @@ class Place:
     def __str__(self) -> str:
         if torch.device(self.device).type != "cuda":
             return self.device
-        share = (
-            "" if self.memory is None else f", at most {self.memory:.0%} of its memory"
-        )
+        if self.memory is None:
+            share = ""
+        else:
+            share = f", at most {self.memory:.0%} of its memory"
         return f"{self.device} ({torch.cuda.get_device_name(self.device)}{share})"
 
 
@@ -110,6 +117,13 @@ class Split:
         """Converts arrays; by default, labels are class numbers, and ``patient`` has any names.
 
         Images are stored channels-last, the order in which a CPU convolves fastest.
+
+        Args:
+            x: samples ``(n, *input_shape)`` float32.
+            y: labels ``(n, ...)``.
+            device: where to compute.
+            task: the run's task.
+            patient: the patient of each sample ``(n,)``.
         """
         tensor = torch.from_numpy(np.ascontiguousarray(x, np.float32)).to(device)
         if tensor.dim() == 4:
@@ -121,7 +135,11 @@ class Split:
         return len(self.y)
 
     def take(self, rows: Tensor) -> Split:
-        """Some of the samples; their patients keep their numbers."""
+        """Some of the samples; their patients keep their numbers.
+
+        Args:
+            rows: the numbers of the samples.
+        """
         patient = None if self.patient is None else self.patient[rows.cpu().numpy()]
         return Split(self.x[rows], self.y[rows], patient)
 
@@ -136,7 +154,11 @@ class Split:
         return torch.bincount(self.y.flatten())
 
     def by_patient(self, values: np.ndarray) -> np.ndarray:
-        """The mean over each patient's samples of values ``(..., n)``: ``(..., patients)``."""
+        """The mean over each patient's samples of values ``(..., n)``: ``(..., patients)``.
+
+        Args:
+            values: ``(..., n)``.
+        """
         if self.patient is None:
             return values
         number = np.unique(self.patient, return_inverse=True)[1]
@@ -160,12 +182,10 @@ class Batches:
         augment: Augment | None = None,
         seeds: Sequence[int | Sequence[int]] = (),
     ):
-        self._data, self._indices, self._augment, self._seeds = (
-            data,
-            indices,
-            augment,
-            seeds,
-        )
+        self._data = data
+        self._indices = indices
+        self._augment = augment
+        self._seeds = seeds
         self._made: list[Split] = []
 
     def __len__(self) -> int:
@@ -182,7 +202,11 @@ class Batches:
         )
 
     def places(self, number: int) -> Tensor:
-        """The places of a batch's samples in the split."""
+        """The places of a batch's samples in the split.
+
+        Args:
+            number: the number of the batch.
+        """
         return self._indices[number]
 
     @property
@@ -200,13 +224,22 @@ class Batches:
 class MemoryView(MutableMapping[str, Params]):
     """A part of a participant's memory: the names that begin with a prefix, without it."""
 
-    def __init__(self, memory: MutableMapping[str, Params], prefix: str):
-        self._memory, self._prefix = memory, prefix
+    def __init__(
+        self,
+        memory: MutableMapping[str, Params],
+        prefix: str,
+    ):
+        self._memory = memory
+        self._prefix = prefix
 
     def __getitem__(self, name: str) -> Params:
         return self._memory[self._prefix + name]
 
-    def __setitem__(self, name: str, value: Params) -> None:
+    def __setitem__(
+        self,
+        name: str,
+        value: Params,
+    ) -> None:
         self._memory[self._prefix + name] = value
 
     def __delitem__(self, name: str) -> None:
@@ -256,21 +289,21 @@ class Runtime:
         settings.lr_at(
             0
         )  # a cosine without its rounds is refused here, and not in each participant's first step
-        self.settings, self.seed, self.device, self.should_stop = (
-            settings,
-            seed,
-            device,
-            should_stop,
-        )
+        self.settings = settings
+        self.seed = seed
+        self.device = device
+        self.should_stop = should_stop
         self.task = settings.built_task(authorize)
         self.augment = settings.built_augment(self.task)
         self.resident = ResidentModel(make_model(), device)
         self.division = Division.of(self.resident.module, private)
-        self.untrained = lru_cache(UNTRAINED)(partial(untrained, make_model, seed))
+        self.untrained = lru_cache(UNTRAINED)(
+            partial(build_untrained, make_model, seed)
+        )
         self.initial = lru_cache(UNTRAINED)(
             lambda index: self.untrained(index).take(self.division.public)
         )
-        self.optimizer = optimizer_of(settings, self.resident)
+        self.optimizer = build_optimizer(settings, self.resident)
         self.ignores_mode = ignores_mode(self.resident.module)
         self._predictors: OrderedDict[
             tuple[int | bool, ...], tuple[list[Params], Predictor]
@@ -283,7 +316,11 @@ class Runtime:
 
     @contextmanager
     def drawing_from(self, rng: np.random.Generator) -> Iterator[None]:
-        """Inside it, the modules' own random draws, as of dropout, come from a stream."""
+        """Inside it, the modules' own random draws, as of dropout, come from a stream.
+
+        Args:
+            rng: the source of random numbers.
+        """
         on_cpu = torch.device(self.device).type == "cpu"
         # torch.manual_seed seeds every kind of device, which takes longer than a step of a small model.
         seed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
@@ -302,9 +339,18 @@ class Runtime:
         )
 
     def predictor(
-        self, models: Sequence[Params], features: bool = False, training: bool = False
+        self,
+        models: Sequence[Params],
+        features: bool = False,
+        training: bool = False,
     ) -> Predictor:
-        """A predictor of these models; the last few are cached, as a site's participants compare the same models."""
+        """A predictor of these models; the last few are cached, as a site's participants compare the same models.
+
+        Args:
+            models: the models.
+            features: outputs of the backbone in place of logits.
+            training: predict in training mode.
+        """
         key = (features, training, *map(id, models))
         if key not in self._predictors:
             self._predictors[key] = (

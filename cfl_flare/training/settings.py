@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cfl_flare.core.config import as_spec, from_dict, parse_spec, require
 from cfl_flare.core.errors import ConfigError
@@ -86,12 +86,12 @@ class TrainSettings:
     lr_milestones: tuple[int, ...] = setting(
         (), help="rounds from which on the factor holds once more", bounds=ROUNDS
     )
-    precision: str = setting(
+    precision: Literal["float32", "bfloat16"] = setting(
         "float32",
         help="of the arithmetic in training steps",
         choices=("float32", "bfloat16"),
     )
-    optimizer: str = setting(
+    optimizer: Literal["sgd", "adam", "adamw"] = setting(
         "sgd", help="what makes the steps", choices=("sgd", "adam", "adamw")
     )
     beta1: float = setting(0.9, help="Adam's decay of the mean gradient", ge=0, lt=1)
@@ -102,7 +102,7 @@ class TrainSettings:
     clip_grad: float | None = setting(
         None, help="a longer gradient is scaled down to this norm in each step", gt=0
     )
-    lr_schedule: str = setting(
+    lr_schedule: Literal["steps", "cosine"] = setting(
         "steps",
         help="over the rounds: steps, by lr_decay and lr_milestones, or cosine, half a wave from lr down to lr_end",
         choices=("steps", "cosine"),
@@ -241,14 +241,17 @@ class TrainSettings:
     def built_task(
         self, authorize: Callable[[str], None] | None = None
     ) -> LearningTask:
-        """The run's task; see `cfl_flare.training.tasks.build_task`."""
+        """The run's task; see `cfl_flare.training.tasks.build_task`.
+
+        Args:
+            authorize: asked for a class path before it is imported; it raises to refuse
+                it.
+        """
         from cfl_flare.training.tasks import build_task
 
         task = build_task(self.task, authorize)
-        title, known = (
-            repr(task.name or type(task).__name__),
-            [*dict.fromkeys((*task.always, *task.measures))],
-        )
+        title = repr(task.name or type(task).__name__)
+        known = [*dict.fromkeys((*task.always, *task.measures))]
         for name in self.measures:
             there = f"is not one of task {title}; it has {', '.join(known)}"
             require(name in known, f"training: measures = {name!r} {there}")
@@ -279,7 +282,11 @@ class TrainSettings:
         return task
 
     def built_augment(self, task: LearningTask) -> Augment | None:
-        """The chain of transforms of the run's training images; None if there is none."""
+        """The chain of transforms of the run's training images; None if there is none.
+
+        Args:
+            task: the run's task.
+        """
         if not self.augment:
             return None
         from cfl_flare.training.augment import (
@@ -288,7 +295,11 @@ class TrainSettings:
 
         return Augment(self.augment, masks=task.form == "mask")
 
-    def _only(self, *names: str, of: str) -> None:
+    def _only(
+        self,
+        *names: str,
+        of: str,
+    ) -> None:
         """Raises a ConfigError for a setting that another one makes meaningless."""
         for name, default in (
             (name, settings_of(type(self))[name].default) for name in names
@@ -304,21 +315,32 @@ class TrainSettings:
         """The run's differential privacy; None without."""
         return None if self.dp is None else _dp_of(self.dp)
 
-    def over(self, rounds: int, evaluate_every: int = 1) -> TrainSettings:
-        """The settings in a run of this length. A cosine and a budget without their own number of rounds take it."""
-        settings, privacy = self, self.privacy
+    def over(
+        self,
+        rounds: int,
+        evaluate_every: int = 1,
+    ) -> TrainSettings:
+        """The settings in a run of this length. A cosine and a budget without their own number of rounds take it.
+
+        Args:
+            rounds: the number of rounds of the run.
+            evaluate_every: rounds between measurements.
+        """
+        settings = self
+        privacy = self.privacy
         if privacy is not None:
             settings = replace(
                 settings, dp=asdict(privacy.over(rounds, evaluate_every))
             )
-        return (
-            replace(settings, lr_rounds=rounds)
-            if self.lr_schedule == "cosine" and not self.lr_rounds
-            else settings
-        )
+        if self.lr_schedule == "cosine" and not self.lr_rounds:
+            return replace(settings, lr_rounds=rounds)
+        return settings
 
     def lr_at(self, round_number: int) -> float:
         """The learning rate of a round (rounds count from 0).
+
+        Args:
+            round_number: the round, from 0.
 
         >>> [round(TrainSettings(lr=0.8, lr_warmup=3).lr_at(r), 3) for r in range(5)]
         [0.2, 0.4, 0.6, 0.8, 0.8]
@@ -344,15 +366,18 @@ class TrainSettings:
                 self.lr_end
                 + (self.lr - self.lr_end) * (1 + math.cos(math.pi * waves)) / 2
             )
-        times = (
-            sum(r <= round_number for r in self.lr_milestones)
-            if self.lr_milestones
-            else round_number
-        )
+        if self.lr_milestones:
+            times = sum(r <= round_number for r in self.lr_milestones)
+        else:
+            times = round_number
         return self.lr * self.lr_decay**times
 
     def steps(self, samples: int) -> int:
-        """Steps of one round for a participant with this number of training samples."""
+        """Steps of one round for a participant with this number of training samples.
+
+        Args:
+            samples: the number of samples.
+        """
         if self.local_epochs is None:
             return self.local_steps or 10
         return self.local_epochs * len(batch_bounds(samples, self.batch_size))
@@ -368,17 +393,22 @@ def _dp_of(value: str | Mapping[str, Any]) -> DPSettings:
     return from_dict(DPSettings, dict(given), "training: dp")
 
 
-def batch_bounds(samples: int, batch_size: int) -> list[tuple[int, int]]:
+def batch_bounds(
+    samples: int,
+    batch_size: int,
+) -> list[tuple[int, int]]:
     """The batches of one pass, as bounds into a permutation. A last batch of one sample alone is left out.
 
     (BatchNorm cannot be trained on one sample; the permutation of the next pass puts another one last.)
+
+    Args:
+        samples: the number of samples.
+        batch_size: samples a batch.
 
     >>> batch_bounds(65, 32)
     [(0, 32), (32, 64)]
     """
     bounds = [(i, min(i + batch_size, samples)) for i in range(0, samples, batch_size)]
-    return (
-        bounds[:-1]
-        if len(bounds) > 1 and batch_size > 1 and bounds[-1][1] - bounds[-1][0] == 1
-        else bounds
-    )
+    if len(bounds) > 1 and batch_size > 1 and bounds[-1][1] - bounds[-1][0] == 1:
+        return bounds[:-1]
+    return bounds

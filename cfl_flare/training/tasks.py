@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from cfl_flare.core.errors import DataError
 from cfl_flare.core.settings import check_settings, setting
 from cfl_flare.data.classes import hint_at_codes
 from cfl_flare.data.labels import FORMS, form_of
-from cfl_flare.training.losses import cox_loss, soft_dice
+from cfl_flare.training.losses import compute_cox_loss, compute_soft_dice
 from cfl_flare.training.measures import (
     LARGEST,
     OF_A_FINDING,
@@ -33,7 +33,7 @@ from cfl_flare.training.measures import (
     OF_TIMES,
     RANGES,
     Measure,
-    compared,
+    select_compared,
 )
 
 # A deviation that is a smaller part of the numbers themselves is none, but rounding.
@@ -74,20 +74,39 @@ class LearningTask(ABC):
         check_settings(self, f"task {self.name}")
 
     def targets(self, y: np.ndarray) -> Tensor:
-        """Labels as the loss and the measures take them."""
+        """Labels as the loss and the measures take them.
+
+        Args:
+            y: labels ``(n, ...)``.
+        """
         return torch.from_numpy(np.ascontiguousarray(y, self.dtype))
 
     def outputs(self, y: np.ndarray) -> int:
-        """The number of outputs of a model of these labels, for each sample or pixel."""
+        """The number of outputs of a model of these labels, for each sample or pixel.
+
+        Args:
+            y: labels ``(n, ...)``.
+        """
         return 1
 
     def check(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
-        """Checks that labels and a model's outputs for one sample fit each other; a DataError says what to set."""
+        """Checks that labels and a model's outputs for one sample fit each other; a DataError says what to set.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+            y: labels ``(n, ...)``.
+            where: begins the message of an error.
+        """
         self.check_form(y, where)
         self._check_outputs(outputs, y, where)
 
     def check_form(self, y: np.ndarray, where: str) -> None:
-        """Raises a DataError for labels of another form; it says which task takes them."""
+        """Raises a DataError for labels of another form; it says which task takes them.
+
+        Args:
+            y: labels ``(n, ...)``.
+            where: begins the message of an error.
+        """
         form = form_of(y, where)
         if form != self.form:
             fitting = " or ".join(
@@ -107,7 +126,11 @@ class LearningTask(ABC):
             )
 
     def ranges(self, requested: Iterable[str] = ()) -> dict[str, tuple[float, float]]:
-        """The measures of a run, with the range of each. A server refuses values outside it."""
+        """The measures of a run, with the range of each. A server refuses values outside it.
+
+        Args:
+            requested: names of further measures.
+        """
         return {
             name: RANGES.get(name, (-LARGEST, LARGEST))
             for name in (*self.always, *requested)
@@ -117,6 +140,9 @@ class LearningTask(ABC):
         """The metric that judges a run that names none: the loss where there are two classes, else accuracy.
 
         Where one of two classes is rare, a model that always names the other one is nearly always right.
+
+        Args:
+            outputs: the number of outputs, if it is known.
         """
         two = self.form == "class" and (self.link == "sigmoid" or outputs == 2)
         return "loss" if two else "accuracy"
@@ -139,13 +165,23 @@ class LearningTask(ABC):
         """
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of each of several models, ``(K,)`` float64, of outputs ``(K, n, classes, ...)``."""
+        """The mean loss of each of several models, ``(K,)`` float64, of outputs ``(K, n, classes, ...)``.
+
+        Args:
+            outputs: ``(K, n, classes, ...)``.
+            targets: labels as the task has targets ``(n, ...)``.
+        """
         return torch.stack(
             [self.loss(of_model, targets).double() for of_model in outputs]
         )
 
     def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each of several models on each sample, ``(K, n)`` float64."""
+        """The loss of each of several models on each sample, ``(K, n)`` float64.
+
+        Args:
+            outputs: ``(K, n, classes, ...)``.
+            targets: labels as the task has targets ``(n, ...)``.
+        """
         if self.separable and TASKS.get(self.name) is type(
             self
         ):  # a user's loss may do what vmap cannot
@@ -160,7 +196,11 @@ class LearningTask(ABC):
         return torch.stack(each, dim=1)
 
     def unscale(self, outputs: Tensor) -> Tensor:
-        """Outputs in the unit of the labels; a model may have learned scaled labels."""
+        """Outputs in the unit of the labels; a model may have learned scaled labels.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+        """
         return outputs
 
     def in_units(self) -> LearningTask:
@@ -174,6 +214,11 @@ class LearningTask(ABC):
 
         Those that these samples do not define, such as an AUROC of one class, are left out. Without samples, nothing is
         measured.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+            targets: labels as the task has targets ``(n, ...)``.
+            requested: names of further measures.
         """
         if not len(targets):
             return {}
@@ -184,12 +229,18 @@ class LearningTask(ABC):
         return {name: value for name, value in values.items() if value is not None}
 
     def measure(self, name: str, outputs: Tensor, targets: Tensor) -> float | None:
-        """One measure of a model on a test split; None where it is not defined there."""
+        """One measure of a model on a test split; None where it is not defined there.
+
+        Args:
+            name: the name of a measure.
+            outputs: outputs of a model ``(n, classes, ...)``.
+            targets: labels as the task has targets ``(n, ...)``.
+        """
         if name == "loss":
             return float(self.loss(outputs, targets))
         measure = self.measures[name]
         return measure(
-            compared(measure, self.unscale(outputs), self.link), targets, self
+            select_compared(measure, self.unscale(outputs), self.link), targets, self
         )
 
 
@@ -212,6 +263,11 @@ class Classification(LearningTask):
     )
 
     def outputs(self, y: np.ndarray) -> int:
+        """Count the outputs of a model of these labels.
+
+        Args:
+            y: labels ``(n, ...)``.
+        """
         return max(2, int(y.max()) + 1)
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
@@ -236,12 +292,32 @@ class Classification(LearningTask):
         weights: Tensor | None = None,
         smoothing: float = 0.0,
     ) -> Tensor:
+        """Cross-entropy.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+            targets: labels as the task has targets ``(n, ...)``.
+            weights: the weight of each class ``(classes,)``; None for equal weights.
+            smoothing: the part of label smoothing, 0 to 1.
+        """
         return F.cross_entropy(outputs, targets, weights, label_smoothing=smoothing)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the mean cross-entropy of each of several models.
+
+        Args:
+            outputs: ``(K, n, classes, ...)``.
+            targets: labels as the task has targets ``(n, ...)``.
+        """
         return self.sample_losses(outputs, targets).mean(dim=1)
 
     def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the cross-entropy of each of several models on each sample.
+
+        Args:
+            outputs: ``(K, n, classes, ...)``.
+            targets: labels as the task has targets ``(n, ...)``.
+        """
         losses = F.cross_entropy(
             outputs.flatten(0, 1), targets.repeat(len(outputs)), reduction="none"
         )
@@ -291,6 +367,14 @@ class Binary(Findings):
         weights: Tensor | None = None,
         smoothing: float = 0.0,
     ) -> Tensor:
+        """Binary cross-entropy.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+            targets: labels as the task has targets ``(n, ...)``.
+            weights: the weight of each class ``(classes,)``; None for equal weights.
+            smoothing: the part of label smoothing, 0 to 1.
+        """
         wanted = (targets * (1 - smoothing) + smoothing / 2).to(outputs.dtype)
         if weights is None:
             return F.binary_cross_entropy_with_logits(outputs[:, 0], wanted)
@@ -310,6 +394,11 @@ class Multilabel(Findings):
     measures: ClassVar[Mapping[str, Measure]] = OF_FINDINGS
 
     def outputs(self, y: np.ndarray) -> int:
+        """Count the outputs of a model of these labels.
+
+        Args:
+            y: labels ``(n, ...)``.
+        """
         return y.shape[1]
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
@@ -327,6 +416,14 @@ class Multilabel(Findings):
         weights: Tensor | None = None,
         smoothing: float = 0.0,
     ) -> Tensor:
+        """Binary cross-entropy, the mean over findings.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+            targets: labels as the task has targets ``(n, ...)``.
+            weights: the weight of each class ``(classes,)``; None for equal weights.
+            smoothing: the part of label smoothing, 0 to 1.
+        """
         return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
 
 
@@ -368,7 +465,11 @@ class Regression(LearningTask):
         return self.deviation is not None
 
     def scaled_by(self, y: np.ndarray) -> Regression:
-        """The task with the mean and deviation of some labels ``(n,)``, the deviation 1 if they are all equal."""
+        """The task with the mean and deviation of some labels ``(n,)``, the deviation 1 if they are all equal.
+
+        Args:
+            y: labels ``(n, ...)``.
+        """
         values = np.asarray(y, np.float64)
         deviation = float(values.std())
         if deviation <= SMALLEST_DEVIATION * float(np.abs(values).max()):
@@ -376,6 +477,11 @@ class Regression(LearningTask):
         return replace(self, mean=float(values.mean()), deviation=deviation)
 
     def unscale(self, outputs: Tensor) -> Tensor:
+        """Compute outputs in the unit of the labels.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+        """
         if self.mean is None or self.deviation is None:
             return outputs
         return outputs * self.deviation + self.mean
@@ -384,6 +490,12 @@ class Regression(LearningTask):
         return replace(self, mean=None, deviation=None)
 
     def check_form(self, y: np.ndarray, where: str) -> None:
+        """Check that labels are numbers.
+
+        Args:
+            y: labels ``(n, ...)``.
+            where: begins the message of an error.
+        """
         if form_of(y, where) != "class":  # classes are numbers as well
             super().check_form(y, where)
 
@@ -394,6 +506,14 @@ class Regression(LearningTask):
         weights: Tensor | None = None,
         smoothing: float = 0.0,
     ) -> Tensor:
+        """The loss of scaled numbers.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+            targets: labels as the task has targets ``(n, ...)``.
+            weights: the weight of each class ``(classes,)``; None for equal weights.
+            smoothing: the part of label smoothing, 0 to 1.
+        """
         if self.mean is not None and self.deviation is not None:
             targets = (targets - self.mean) / self.deviation
         return F.mse_loss(outputs[:, 0], targets)
@@ -411,7 +531,7 @@ class Survival(LearningTask):
     always: ClassVar[tuple[str, ...]] = ("c_index", "loss")
     measures: ClassVar[Mapping[str, Measure]] = OF_TIMES
 
-    ties: str = setting(
+    ties: Literal["efron", "breslow"] = setting(
         "efron",
         help="how events at the same time are treated",
         choices=("efron", "breslow"),
@@ -424,9 +544,24 @@ class Survival(LearningTask):
         weights: Tensor | None = None,
         smoothing: float = 0.0,
     ) -> Tensor:
-        return cox_loss(outputs[:, 0], targets[:, 0], targets[:, 1], self.ties)
+        """Cox's partial likelihood.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+            targets: labels as the task has targets ``(n, ...)``.
+            weights: the weight of each class ``(classes,)``; None for equal weights.
+            smoothing: the part of label smoothing, 0 to 1.
+        """
+        return compute_cox_loss(outputs[:, 0], targets[:, 0], targets[:, 1], self.ties)
 
     def measure(self, name: str, outputs: Tensor, targets: Tensor) -> float | None:
+        """Measure the order of risks.
+
+        Args:
+            name: the name of a measure.
+            outputs: outputs of a model ``(n, classes, ...)``.
+            targets: labels as the task has targets ``(n, ...)``.
+        """
         return super().measure(name, outputs, targets) if targets[:, 1].any() else None
 
 
@@ -448,6 +583,11 @@ class Segmentation(LearningTask):
     )
 
     def outputs(self, y: np.ndarray) -> int:
+        """Count the outputs of a model of these labels.
+
+        Args:
+            y: labels ``(n, ...)``.
+        """
         return int(y.max()) + 1
 
     def _check_outputs(self, outputs: Tensor, y: np.ndarray, where: str) -> None:
@@ -469,8 +609,19 @@ class Segmentation(LearningTask):
         weights: Tensor | None = None,
         smoothing: float = 0.0,
     ) -> Tensor:
+        """Cross-entropy of the pixels, and soft Dice if it is set.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+            targets: labels as the task has targets ``(n, ...)``.
+            weights: the weight of each class ``(classes,)``; None for equal weights.
+            smoothing: the part of label smoothing, 0 to 1.
+        """
         entropy = F.cross_entropy(outputs, targets, weights, label_smoothing=smoothing)
-        return self.dice * (1 - soft_dice(outputs, targets)) + (1 - self.dice) * entropy
+        return (
+            self.dice * (1 - compute_soft_dice(outputs, targets))
+            + (1 - self.dice) * entropy
+        )
 
 
 TASKS: dict[str, type[LearningTask]] = {
@@ -487,19 +638,31 @@ def build_task(
 
     The site's component policy is asked by ``authorize``; see `cfl_flare.core.config.build`. A ConfigError for an
     unknown task or setting, or a value out of its range.
+
+    Args:
+        spec: the task's name, or its settings.
+        authorize: asked for a class path before it is imported; it raises to refuse it.
     """
     if isinstance(spec, LearningTask):
         return spec
     return build_named(spec, "task", TASKS, LearningTask, authorize)  # type: ignore[type-abstract]
 
 
-def task_for(form: str) -> str:
-    """The name of the first task whose labels have this form."""
+def find_task(form: str) -> str:
+    """The name of the first task whose labels have this form.
+
+    Args:
+        form: the form of the labels.
+    """
     return next(name for name, task in TASKS.items() if task.form == form)
 
 
 def describe_task(task: Any) -> dict[str, Any]:
-    """The dictionary from which `build_task` builds this task again; a ConfigError if it is no task."""
+    """The dictionary from which `build_task` builds this task again; a ConfigError if it is no task.
+
+    Args:
+        task: the task.
+    """
     wanted = "a task's name, 'package.Class', or a LearningTask"
     require(
         isinstance(task, LearningTask), f"training: task = {task!r} should be {wanted}"

@@ -18,13 +18,19 @@ from cfl_flare.core.config import parse_spec, require
 from cfl_flare.core.settings import Bounds
 
 # The longest chain, and the longest text of one transform.
-MOST_TRANSFORMS, LONGEST = 16, 200
+MOST_TRANSFORMS = 16
+LONGEST = 200
 # The largest side of an image, in pixels. `cfl_flare.training.augment` checks what fits an image.
 LARGEST_SIDE = 4096
 LARGEST_NUMBER = 1e4
 
 
-def _numbers(low: float, high: float, most: int = 1, integer: bool = False) -> Bounds:
+def _numbers(
+    low: float,
+    high: float,
+    most: int = 1,
+    integer: bool = False,
+) -> Bounds:
     """A number in a range, or a list of up to ``most``."""
     text = (
         f"a {'whole ' * integer}number in [{low:g}, {high:g}]"
@@ -51,10 +57,12 @@ def _one_of(*choices: Any) -> Bounds:
     return Bounds(text, lambda v: isinstance(v, type(choices[0])) and v in choices)
 
 
-SHARE, CHANNELS = _numbers(0, 1), _numbers(0, 1, 16)
+SHARE = _numbers(0, 1)
+CHANNELS = _numbers(0, 1, 16)
 ANY = _numbers(-LARGEST_NUMBER, LARGEST_NUMBER, 4)
 RANGE = _numbers(0, LARGEST_NUMBER, 2)
-HUE, FLAG = _numbers(-0.5, 0.5, 2), _one_of(True, False)
+HUE = _numbers(-0.5, 0.5, 2)
+FLAG = _one_of(True, False)
 SIZE = _numbers(1, LARGEST_SIDE, 2, integer=True)
 PADDED = {
     "padding": _numbers(0, LARGEST_SIDE, 4, integer=True),
@@ -65,7 +73,8 @@ MOVED = {"interpolation": _one_of("nearest", "bilinear"), "fill": CHANNELS}
 SCALED = {"interpolation": _one_of("nearest", "bilinear", "bicubic"), "antialias": FLAG}
 CHANCE = {"p": SHARE}
 JITTER = {**dict.fromkeys(("brightness", "contrast", "saturation"), RANGE), "hue": HUE}
-FEW, BINS = _numbers(1, 10, integer=True), _numbers(2, 100, integer=True)
+FEW = _numbers(1, 10, integer=True)
+BINS = _numbers(2, 100, integer=True)
 
 GEOMETRY: dict[str, Mapping[str, Bounds]] = {
     "RandomHorizontalFlip": CHANCE,
@@ -143,40 +152,47 @@ REQUIRED |= {
 }
 
 
-def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """The name of a transform and its settings, of ``"RandomCrop:size=28,padding=2"``."""
+def parse_transform(text: str) -> tuple[str, dict[str, Any]]:
+    """The name of a transform and its settings, of ``"RandomCrop:size=28,padding=2"``.
+
+    Args:
+        text: a transform as a job names it: ``RandomCrop:size=28``.
+    """
     wanted = f"should be text like 'RandomCrop:size=28,padding=2', of up to {LONGEST} characters"
     is_short = isinstance(text, str) and len(text) <= LONGEST
     require(is_short, f"training: augment = {reprlib.repr(text)} {wanted}")
     name, settings = parse_spec(text)
     close = difflib.get_close_matches(name, ALLOWED)
-    hint = (
-        f"did you mean {' or '.join(close)}?"
-        if close
-        else f"there are {', '.join(ALLOWED)}"
-    )
+    if close:
+        hint = f"did you mean {' or '.join(close)}?"
+    else:
+        hint = f"there are {', '.join(ALLOWED)}"
     require(
         name in ALLOWED,
-        f"{named(text)}: {name!r} is none of the transforms that a job may name; {hint}",
+        f"{name_transform(text)}: {name!r} is none of the transforms that a job may name; {hint}",
     )
     known = ALLOWED[name]
     for key, value in settings.items():
         has = f"it has {', '.join(known)}" if known else "it has none"
-        require(key in known, f"{named(text)}: unknown setting {key!r}; {has}")
+        require(key in known, f"{name_transform(text)}: unknown setting {key!r}; {has}")
         require(
             known[key].hold(value),
-            f"{named(text)}: {key} = {value!r} should be {known[key].text}",
+            f"{name_transform(text)}: {key} = {value!r} should be {known[key].text}",
         )
     needed = next(iter(known), None) if name in REQUIRED else None
     require(
         needed is None or needed in settings,
-        f"{named(text)}: {needed!r} is missing; write {name}:{needed}=...",
+        f"{name_transform(text)}: {needed!r} is missing; write {name}:{needed}=...",
     )
     return name, settings
 
 
 def check_augment(given: Any) -> tuple[str, ...]:
-    """The transforms of a run, checked by the table."""
+    """The transforms of a run, checked by the table.
+
+    Args:
+        given: the transforms of a run.
+    """
     wanted = f"training: augment = {reprlib.repr(given)} should be a list of transforms"
     require(
         isinstance(given, (list, tuple)),
@@ -187,10 +203,14 @@ def check_augment(given: Any) -> tuple[str, ...]:
         f"{wanted}, of up to {MOST_TRANSFORMS}; leave some out",
     )
     for text in given:
-        parsed(text)
+        parse_transform(text)
     return tuple(given)
 
 
-def named(text: str) -> str:
-    """The beginning of a message about one transform."""
+def name_transform(text: str) -> str:
+    """The beginning of a message about one transform.
+
+    Args:
+        text: a transform as a job names it: ``RandomCrop:size=28``.
+    """
     return f"training: augment = {text!r}"

@@ -37,7 +37,9 @@ TRIALS = 3
 
 
 def explain_input(
-    runtime: Runtime, error: BaseException, shape: tuple[int, ...]
+    runtime: Runtime,
+    error: BaseException,
+    shape: tuple[int, ...],
 ) -> str:
     """What to do when the model does not take its samples.
 
@@ -74,7 +76,10 @@ def explain_input(
     return f"({reason}); {hint}"
 
 
-def draw_batches(samples: int, size: int) -> Iterator[np.ndarray]:
+def draw_batches(
+    samples: int,
+    size: int,
+) -> Iterator[np.ndarray]:
     """The rows of the batches on which a step is tried: the first samples, then some by chance.
 
     Args:
@@ -86,7 +91,11 @@ def draw_batches(samples: int, size: int) -> Iterator[np.ndarray]:
         yield np.random.default_rng(seed).permutation(samples)[:size]
 
 
-def try_sample(runtime: Runtime, sample: Tensor, where: str) -> Tensor:
+def try_sample(
+    runtime: Runtime,
+    sample: Tensor,
+    where: str,
+) -> Tensor:
     """Computes the outputs of one sample in evaluation mode.
 
     Args:
@@ -133,7 +142,11 @@ def try_sample(runtime: Runtime, sample: Tensor, where: str) -> Tensor:
     return outputs
 
 
-def try_evaluation(runtime: Runtime, samples: Tensor, where: str) -> list[str]:
+def try_evaluation(
+    runtime: Runtime,
+    samples: Tensor,
+    where: str,
+) -> list[str]:
     """Computes the outputs of several samples in evaluation mode, and compares them with those of the first one.
 
     Args:
@@ -188,7 +201,10 @@ def try_evaluation(runtime: Runtime, samples: Tensor, where: str) -> list[str]:
 
 
 def try_training_step(
-    runtime: Runtime, batches: Iterable[Split], outputs: Tensor, where: str
+    runtime: Runtime,
+    batches: Iterable[Split],
+    outputs: Tensor,
+    where: str,
 ) -> list[str]:
     """Computes the gradient of a batch as training does, and changes nothing.
 
@@ -217,7 +233,12 @@ def try_training_step(
     raise first
 
 
-def _try_step(runtime: Runtime, data: Split, outputs: Tensor, where: str) -> list[str]:
+def _try_step(
+    runtime: Runtime,
+    data: Split,
+    outputs: Tensor,
+    where: str,
+) -> list[str]:
     resident = runtime.resident
     with tracing(resident.module) as trace:
         trained = _compute_outputs(runtime, data, where)
@@ -244,7 +265,10 @@ def _try_step(runtime: Runtime, data: Split, outputs: Tensor, where: str) -> lis
 
 
 @contextmanager
-def _evaluating(runtime: Runtime, seed: int = 0) -> Iterator[None]:
+def _evaluating(
+    runtime: Runtime,
+    seed: int = 0,
+) -> Iterator[None]:
     """Inside it, the model is in evaluation mode, without gradients, and draws from a stream of its own."""
     runtime.resident.module.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -253,7 +277,10 @@ def _evaluating(runtime: Runtime, seed: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def _restoring(runtime: Runtime, seed: int) -> Iterator[None]:
+def _restoring(
+    runtime: Runtime,
+    seed: int,
+) -> Iterator[None]:
     """Restores buffers, gradients and random streams at its end."""
     module = runtime.resident.module
     before = [(buffer, buffer.clone()) for buffer in module.buffers()]
@@ -273,7 +300,11 @@ def _restoring(runtime: Runtime, seed: int) -> Iterator[None]:
         runtime.resident.gradient.zero_()
 
 
-def _compute_outputs(runtime: Runtime, data: Split, where: str) -> Tensor:
+def _compute_outputs(
+    runtime: Runtime,
+    data: Split,
+    where: str,
+) -> Tensor:
     """The model's outputs in training mode ``(n, ...)``, float32."""
     reduced = runtime.settings.precision == "bfloat16"
     try:
@@ -304,7 +335,10 @@ def _compute_outputs(runtime: Runtime, data: Split, where: str) -> Tensor:
 
 
 def _compute_gradient(
-    runtime: Runtime, data: Split, outputs: Tensor, where: str
+    runtime: Runtime,
+    data: Split,
+    outputs: Tensor,
+    where: str,
 ) -> str:
     """Computes the gradient of a batch; returns a remark if it is not finite, else an empty text."""
     try:
@@ -330,7 +364,11 @@ def _compute_gradient(
     )
 
 
-def _check_constants(runtime: Runtime, module: nn.Module, where: str) -> None:
+def _check_constants(
+    runtime: Runtime,
+    module: nn.Module,
+    where: str,
+) -> None:
     """Raises a DataError if the step has changed an array that is in no model, as it began without finite numbers."""
     live = live_state(module)
     for constant in runtime.resident.layout.constants:

@@ -96,7 +96,7 @@ class Cautious(FedAvg):
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         old = state.bank[GLOBAL]
-        mean = self.means(state, updates)[GLOBAL]
+        mean = self.compute_means(state, updates)[GLOBAL]
         return state.after({GLOBAL: weighted_mean([(old, 1 - self.share), (mean, self.share)], otherwise=old)})
 
 

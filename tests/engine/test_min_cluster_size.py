@@ -18,7 +18,7 @@ from torch import nn
 
 from cfl_flare.cli.specs import build_named
 from cfl_flare.clustering.floor import Census, Sizes
-from cfl_flare.clustering.kmeans import first_kmeans, lloyd, nearest
+from cfl_flare.clustering.kmeans import find_nearest, run_first_kmeans, run_lloyd
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.min_cluster_size import census_of
@@ -246,7 +246,7 @@ def test_as_many_models_are_offered_as_can_be_large_enough(caplog):
         running = start_long_server(IFCA(k=4), **FLOORED)
     assert "Of the 4 clusters that were asked for, 3 are used" in caplog.text
     assert all(task.slots == ("cluster-0", "cluster-1", "cluster-2") for task in running.tasks().values())
-    offered = running.method.models(running.floor.shown_to(running.state), LAYOUT)
+    offered = running.method.list_models(running.floor.shown_to(running.state), LAYOUT)
     assert set(offered) == {"cluster-0", "cluster-1", "cluster-2"}
 
 
@@ -524,13 +524,13 @@ def test_kmeans_under_the_floor_has_every_cluster(seed: int, counts: tuple[int, 
     points, truth = groups(seed, counts, apart=2.0)
     m, k, ones = len(points), len(counts), np.ones(len(points))
     under = sizes(list(range(m)), [10] * m, (3, 30))
-    cold = first_kmeans(points.copy(), k, ones, sizes=under)
-    warm = lloyd(points, np.stack([points[truth == j].mean(axis=0) for j in range(k)]), ones, sizes=under)
+    cold = run_first_kmeans(points.copy(), k, ones, sizes=under)
+    warm = run_lloyd(points, np.stack([points[truth == j].mean(axis=0) for j in range(k)]), ones, sizes=under)
     for labels in (cold, warm):
         assert sorted(Counter(labels.tolist())) == list(range(k))
         assert min(Counter(labels.tolist()).values()) >= 3
     centres = np.stack([points[truth == j].mean(axis=0) for j in range(k)])
-    for labels, free in ((cold, first_kmeans(points.copy(), k, ones)), (warm, lloyd(points, centres, ones))):
+    for labels, free in ((cold, run_first_kmeans(points.copy(), k, ones)), (warm, run_lloyd(points, centres, ones))):
         if min(Counter(free.tolist()).values()) >= 3:
             assert labels.tolist() == free.tolist()
 
@@ -542,13 +542,13 @@ def test_no_other_assignment_to_its_centres_is_cheaper(seed: int) -> None:
     rng = np.random.default_rng(seed)
     points, weights = rng.normal(size=(9, 3)), rng.uniform(0.5, 3, 9)
     under = sizes(list(range(9)), [1] * 9, (3, 1))
-    labels = first_kmeans(points.copy(), 3, weights, sizes=under)
+    labels = run_first_kmeans(points.copy(), 3, weights, sizes=under)
     centres = np.stack([np.average(points[labels == j], axis=0, weights=weights[labels == j]) for j in range(3)])
     costs = weights[:, None] * np.square(points[:, None] - centres[None]).sum(axis=2)
-    again = under.assigned(nearest(points, centres), lambda: costs, needed=range(3))
+    again = under.assigned(find_nearest(points, centres), lambda: costs, needed=range(3))
     assert costs[range(9), again].sum() == pytest.approx(costs[range(9), labels].sum())
 
 
 def test_fewer_clusters_where_so_many_cannot_be() -> None:
     points, _ = groups(0, (2, 3), apart=9.0)
-    assert first_kmeans(points, 2, np.ones(5), sizes=sizes([0, 1, 2, 3, 4], [1] * 5, (3, 1))).tolist() == [0] * 5
+    assert run_first_kmeans(points, 2, np.ones(5), sizes=sizes([0, 1, 2, 3, 4], [1] * 5, (3, 1))).tolist() == [0] * 5

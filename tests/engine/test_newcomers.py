@@ -15,7 +15,7 @@ import pytest
 from cfl_flare.core.errors import ConfigError, DataError, RunFailedError
 from cfl_flare.data import DataConfig, Digits, ParticipantData, Samples
 from cfl_flare.engine.indicator import logits_for
-from cfl_flare.engine.newcomers import Finished, Newcomer, join, onboard_unseen
+from cfl_flare.engine.newcomers import Finished, Newcomer, join_run, onboard_unseen
 from cfl_flare.engine.server import Equipment, Server, ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Task
@@ -33,7 +33,7 @@ from cfl_flare.methods import (
     WeCFL,
     build_method,
 )
-from cfl_flare.methods.slots import with_parts
+from cfl_flare.methods.slots import add_parts
 from cfl_flare.methods.state import ServerState
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.training.settings import TrainSettings
@@ -65,7 +65,7 @@ def test_newcomers_of_every_method_get_their_cluster_and_their_model(
     assert len(people) == 2
     assert not {p["name"] for p in people} & {p["name"] for p in load_run(folder).summary["participants"]}
     finished = Finished(folder)
-    clusters = finished.method.clusters_in(finished.state)
+    clusters = finished.method.count_clusters(finished.state)
     for one in people:
         assert np.isfinite([one["served_accuracy"], one["served_macro_f1"], one["served_loss"]]).all()
         assert one["cluster"] in range(clusters) if clusters else one["cluster"] is None
@@ -111,7 +111,7 @@ def test_a_run_that_goes_on_places_a_late_participant_as_onboarding_does(
     states = [run.state]
     for _ in range(2):
         order = Task.of(method.distribute(states[-1], newcomer.name), train=True, evaluate=False)
-        models = with_parts(run.state.bank, order.slots)
+        models = add_parts(run.state.bank, order.slots)
         answer = site.carry_out(newcomer.name, order, models, states[-1].round)
         assert answer.update is not None
         states.append(method.join(replace(states[-1], logits=predict), answer.update))
@@ -123,7 +123,7 @@ def test_a_run_that_goes_on_places_a_late_participant_as_onboarding_does(
     settings = ServerSettings(run.state.round + 2)  # where two parts alternate, rounds come in pairs
     server = Server(method, site.runtime.resident.layout, crowd, settings, run.state, Equipment(logits=predict))
     orders = server.tasks()
-    models = with_parts(server.state.bank, [slot for o in orders.values() for slot in o.slots])
+    models = add_parts(server.state.bank, [slot for o in orders.values() for slot in o.slots])
     for who, asked in orders.items():
         server.accept(site.carry_out(who, asked, models, run.state.round), "local")
     server.finish_round()
@@ -220,7 +220,7 @@ def join_newcomer(
     site.add([ParticipantData("new", samples, samples)])
     logits = state.pop("logits", None)
     ended = ServerState(bank, **{"assignment": {"old": 0}, "round": 5, **state})
-    newcomer = join(method, ended, site, "new", logits, rounds)
+    newcomer = join_run(method, ended, site, "new", logits, rounds)
     assert "new" not in ended.assignment
     return newcomer
 

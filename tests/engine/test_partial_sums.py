@@ -27,7 +27,7 @@ from cfl_flare.engine.task import Result
 from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.methods import IFCA, METHODS, FedAvg, Method, Participant, Update, WeCFL, build_method
 from cfl_flare.models import MLP
-from cfl_flare.training.resident import untrained
+from cfl_flare.training.resident import build_untrained
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import method_of
 from tests.helpers.tiny import LAYOUT, coin, start_server, update
@@ -139,7 +139,7 @@ def play_two_sites(method, sums: bool, rounds: int = 4) -> Server:
         sites[f"site-{i}"] = site = Site(method, make_model, TrainSettings(lr=0.05), 0)
         site.add(data.host(Digits(), "", i, 2))
         people += [Participant(d.name, f"site-{i}", len(d.train), d.group) for d in site.hosted.values()]
-    layout, start = site.runtime.resident.layout, method.start(partial(untrained, make_model, 0))
+    layout, start = site.runtime.resident.layout, method.start(partial(build_untrained, make_model, 0))
     server = Server(method, layout, people, ServerSettings(rounds, sample=6), start)
     for number in range(rounds):
         orders = server.tasks()

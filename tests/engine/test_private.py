@@ -22,7 +22,7 @@ from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.store import Store
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.resident import untrained
+from cfl_flare.training.resident import build_untrained
 from cfl_flare.training.runtime import PRIVATE, Runtime, Split
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import build_from_spec, run_loop
@@ -139,7 +139,7 @@ def test_what_is_clustered_has_no_private_layers():
     method, zeros = WeCFL(k=2), np.zeros(2, np.float32)
     state = method.start(lambda i: Params(division.public, zeros))
     moved = Update("a", 1, {"global": Params(division.public, np.array([3, 4], np.float32))})
-    np.testing.assert_array_equal(method.vector(state, moved), [3, 4])
+    np.testing.assert_array_equal(method.compute_vector(state, moved), [3, 4])
 
 
 def test_prediction_is_with_the_own_layers_and_tuning_moves_them_for_that_prediction_alone():
@@ -160,7 +160,7 @@ def test_lost_and_foreign_memory_is_replaced_by_the_initial_layers():
     sent = work.initial(0)
     for memory in ({}, {PRIVATE: sent}):  # of the weights, as another job may have kept them
         work.memory = memory
-        np.testing.assert_array_equal(work.with_private(sent).vector, untrained(Biased, 0, 0).vector)
+        np.testing.assert_array_equal(work.with_private(sent).vector, build_untrained(Biased, 0, 0).vector)
 
 
 # ---- In every method ----
@@ -244,7 +244,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, text):
 @pytest.mark.parametrize("text", ["wecfl:k=2", "ifca-cam:k=2,warmup=1", "fedavg+ifca:k=2", "fedper"])
 def test_the_models_that_a_run_leaves_have_the_initial_private_layers(tmp_path, text):
     server = run_private_digits(build_from_spec(text), tmp_path, private="bias", cross_site_evaluation=True)
-    first = untrained(make_model, 0, 0).arrays()
+    first = build_untrained(make_model, 0, 0).arrays()
     for folder in (tmp_path / "clusters", tmp_path / "best" / "clusters"):
         files = sorted(folder.glob("*.safetensors"))
         assert files

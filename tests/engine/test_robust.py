@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cfl_flare.cli.specs import build_named
-from cfl_flare.clustering.robust import coordinate_median, isolated, multi_krum, trimmed_mean
+from cfl_flare.clustering.robust import compute_median, compute_trimmed_mean, find_isolated, select_by_krum
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.params import Entry, Layout, Params
 from cfl_flare.core.shares import capped
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.clipping import Norms, Statistics, clipped, layer_slices
+from cfl_flare.engine.clipping import Norms, Statistics, clip_updates, list_layers
 from cfl_flare.engine.round import Spool
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.settings import CLIP_NORM
@@ -280,7 +280,7 @@ ROWS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8)
 def test_one_hostile_row_cannot_leave_the_honest_ones(honest, huge):
     rows = [np.array([v], np.float32) for v in [*honest, huge]]
     if len(honest) > 1:
-        for found in (coordinate_median(rows), trimmed_mean(rows, 1)):
+        for found in (compute_median(rows), compute_trimmed_mean(rows, 1)):
             assert min(honest) - 1e-3 <= found[0] <= max(honest) + 1e-3 or len(honest) == 1
 
 
@@ -290,7 +290,11 @@ WEIGHED = st.lists(st.tuples(st.floats(-100, 100, width=32), st.integers(1, 50))
 def statistics_of(weighed: list[tuple[float, int]], scale: float = 1.0) -> list[float]:
     """Their weighted median, and their trimmed means without one and two."""
     rows, weights = [np.array([v], np.float32) for v, _ in weighed], [scale * w for _, w in weighed]
-    found = [coordinate_median(rows, weights), trimmed_mean(rows, 1, weights), trimmed_mean(rows, 2, weights)]
+    found = [
+        compute_median(rows, weights),
+        compute_trimmed_mean(rows, 1, weights),
+        compute_trimmed_mean(rows, 2, weights),
+    ]
     return [float(value[0]) for value in found]
 
 
@@ -331,9 +335,9 @@ def test_hostile_rows_of_less_than_half_of_the_weight_cannot_leave_the_honest_on
 @given(st.lists(st.floats(-1, 1), min_size=4, max_size=8))
 def test_krum_and_isolation_drop_a_distant_row(honest):
     rows = [np.array([v]) for v in [*honest, 1e6]]
-    assert len(honest) not in multi_krum(rows, 1)
-    assert set(isolated(rows, 1)) <= {len(honest)}
-    assert len(honest) in isolated(rows, 1)
+    assert len(honest) not in select_by_krum(rows, 1)
+    assert set(find_isolated(rows, 1)) <= {len(honest)}
+    assert len(honest) in find_isolated(rows, 1)
 
 
 @given(st.dictionaries(st.text(max_size=2), st.floats(1e-3, 1e9), min_size=1), st.floats(0.05, 1.0))
@@ -350,8 +354,8 @@ def test_capped_weights(weights, share):
 
 def test_colluders_do_not_vouch_for_each_other():
     rows = [np.array([v]) for v in (0.0, 1.0, 2.0, 3.0, 4.0, 500.0, 500.1)]
-    assert set(isolated(rows, 2)) == {5, 6}
-    assert isolated(rows[:2], 1) == {}
+    assert set(find_isolated(rows, 2)) == {5, 6}
+    assert find_isolated(rows[:2], 1) == {}
 
 
 # ---- All methods ----
@@ -432,7 +436,7 @@ def bounded(updates: list[Update], bound: float = CLIP_NORM) -> list[Update]:
     for one in updates:
         norms.add(one)
         statistics.add(one, BANK)
-    return list(clipped(updates, norms.excess(bound, bound), statistics.excess(bound)[0]))
+    return list(clip_updates(updates, norms.excess(bound, bound), statistics.excess(bound)[0]))
 
 
 SIZES = st.floats(0.25, 1.875, width=32)  # each within ten times any other
@@ -472,20 +476,20 @@ def test_one_liar_moves_each_layer_and_each_statistic_so_far_and_no_further(move
 
 
 def test_layers_are_modules_and_single_buffers():
-    assert layer_slices(NORMED_LAYOUT) == {
+    assert list_layers(NORMED_LAYOUT) == {
         "0": slice(0, 1),
         "2": slice(1, 2),
         "1.running_mean": slice(2, 3),
         "1.running_var": slice(3, 4),
     }
-    assert list(layer_slices(Layout.of(nn.Linear(2, 2))).values()) == [slice(0, 4), slice(4, 6)]
-    assert list(layer_slices(Layout.of(nn.Sequential(nn.Linear(2, 2)))).values()) == [slice(0, 6)]
+    assert list(list_layers(Layout.of(nn.Linear(2, 2))).values()) == [slice(0, 4), slice(4, 6)]
+    assert list(list_layers(Layout.of(nn.Sequential(nn.Linear(2, 2)))).values()) == [slice(0, 6)]
 
 
 def test_a_scripts_running_statistics_are_known_by_their_names():
     names = ("bn.weight", "bn.bias", "bn.running_mean", "bn.running_var")
     layout = Layout(tuple(Entry(name, (1,), "parameter", False, False, i) for i, name in enumerate(names)))
-    assert list(layer_slices(layout)) == ["bn", "bn.running_mean", "bn.running_var"]
+    assert list(list_layers(layout)) == ["bn", "bn.running_mean", "bn.running_var"]
     bank = {"global": Params(layout, np.array([1, 0, 0, 1], np.float32))}
     statistics = Statistics()
     for name, variance in {"a": 0.1, "b": -0.1, "c": 0.0, "liar": -9.0}.items():

@@ -29,7 +29,7 @@ from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import Run, load_run
 from cfl_flare.results.served import load_model
 from cfl_flare.training.ensemble import Ensemble
-from cfl_flare.training.resident import ResidentModel, untrained
+from cfl_flare.training.resident import ResidentModel, build_untrained
 from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import build_from_spec, run_loop
@@ -230,7 +230,7 @@ def test_names_that_a_module_could_not_have_itself():
         ("a", (1,), "parameter", False),
         ("a.b", (1,), "parameter", False),
     ]
-    assert not untrained(lambda: module, 0, 0).vector.any()
+    assert not build_untrained(lambda: module, 0, 0).vector.any()
 
 
 def test_a_script_s_arrays_are_numpy_s_if_the_model_is_arrays():
@@ -323,7 +323,7 @@ def test_it_predicts_as_the_participants_did(finished_method):
 def test_it_is_one_module_whose_parts_vote(finished_method):
     run, server = finished_method
     x = splits("p0")[1].x
-    whole = server.method.models(server.state, server.layout)
+    whole = server.method.list_models(server.state, server.layout)
     assert slots(run) == sorted(whole)
     for slot, served in whole.items():
         model = load_model(run.folder, slot)

@@ -29,7 +29,7 @@ from cfl_flare.flare.schema import decode_results
 from cfl_flare.methods import CFL, FedAvg, Method, Participant, ServerState, Update, WeCFL, describe_method
 from cfl_flare.results.recorder import Recorder
 from cfl_flare.results.store import Checkpoint, Progress, Store, state_metadata, state_of
-from cfl_flare.training.resident import untrained
+from cfl_flare.training.resident import build_untrained
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification
 from tests.helpers.kits import fl_context, write_kit
@@ -325,11 +325,11 @@ def test_a_split_run_goes_on_with_its_tree(tmp_path: Path) -> None:
     state = play_rounds(SPLITS_ALWAYS, 3, sample=4)[-1].after
     store = Store(tmp_path / "state")
     store.save(state.round, state.bank, state_metadata(state))
-    layout = untrained(make_model, 0, 0).layout
+    layout = build_untrained(make_model, 0, 0).layout
     _, bank, facts = store.latest(layout)
     server = begin(SPLITS_ALWAYS, state_of(bank, facts), tmp_path / "run").running
     assert server.state.assignment == state.assignment
-    assert server.method.clusters_in(server.state) == len(state.extras["splits"]) + 1 > 2
+    assert server.method.count_clusters(server.state) == len(state.extras["splits"]) + 1 > 2
     sent = {name: order.slots for name, order in server.tasks().items()}
     assert sent == {name: SPLITS_ALWAYS.distribute(state, name).slots for name in sent}
 

@@ -19,9 +19,9 @@ from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result, Task
 from cfl_flare.methods import Method, Participant, ServerState
-from cfl_flare.methods.slots import with_parts
+from cfl_flare.methods.slots import add_parts
 from cfl_flare.training.learner import Learner
-from cfl_flare.training.resident import untrained
+from cfl_flare.training.resident import build_untrained
 from cfl_flare.training.settings import TrainSettings
 
 MODEL = {"class_path": "cfl_flare.models.MLP", "args": {"input_shape": [1, 8, 8], "num_classes": 10, "hidden": [8]}}
@@ -97,13 +97,13 @@ def play_rounds(
     crowd = [Participant(d.name, "local", len(d.train), d.group) for d in hosted]
     public = site.runtime.division.public
     state = method.start(
-        lambda i: untrained(make_model, settings.seed, first + i).take(public), [p.name for p in crowd]
+        lambda i: build_untrained(make_model, settings.seed, first + i).take(public), [p.name for p in crowd]
     )
     server = Server(method, public, crowd, settings, state)
     played, records = [], []
     for number in range(count + 1):
         before, orders = server.state, server.tasks()
-        models = with_parts(before.bank, [slot for order in orders.values() for slot in order.slots])
+        models = add_parts(before.bank, [slot for order in orders.values() for slot in order.slots])
         with streams_of(streams):
             answers = {name: site.carry_out(name, order, models, number) for name, order in orders.items()}
         assert not [a.error for a in answers.values() if a.error]

@@ -190,7 +190,7 @@ def rounds(
                 a, b = {"a": (4, 0), "b": (5, 1), "c": (0, 4), "d": (1, 5)}[name]
                 sent = method.distribute(server.state, name)
                 chosen = groups[name] if sent.choices else None
-                (slot,) = sent.expected(chosen)
+                (slot,) = sent.list_expected(chosen)
                 moved = update(name, server.participants[name].samples, slot, a, b, chosen)
                 server.accept(
                     Result(name, moved, {"metrics": {"served_accuracy": 0.5} if order.evaluate else {}}), "site"

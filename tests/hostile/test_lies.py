@@ -23,7 +23,7 @@ from cfl_flare.engine.site import Site
 from cfl_flare.engine.task import Result
 from cfl_flare.methods import CFLGP, CLoVE, FedAvg, Method, Participant, ServerState, Update, WeCFL
 from cfl_flare.methods.clove import LOSSES
-from cfl_flare.methods.slots import with_parts
+from cfl_flare.methods.slots import add_parts
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.tiny import LAYOUT, coin
 
@@ -167,7 +167,7 @@ def honest_accuracy(method: Method, liar: str | None) -> float:
     accuracies = {}
     for number in range(ROUNDS + 1):
         tasks = server.tasks()
-        models = with_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
+        models = add_parts(server.bank, [slot for task in tasks.values() for slot in task.needed])
         for name, task in tasks.items():
             result = site.carry_out(name, task, models, number)
             accuracies[name] = result.metrics.get("served_accuracy", 0.0)

@@ -370,7 +370,7 @@ def test_few_shot_clustering_counts_the_rounds_that_cluster():
 def test_finetuning_trains_each_part_beside_what_the_other_was():
     """Thesis sec. 7.4.4."""
     work = make_coin_learner(LABELS, steps=2)
-    served = CAM(base=IFCA(k=1), warmup=0, finetune=True).predictor(work, ifca((-0.5, 1)))
+    served = CAM(base=IFCA(k=1), warmup=0, finetune=True).build_predictor(work, ifca((-0.5, 1)))
     assert isinstance(served, Served)
     expected = [descend((1, -1), (-0.5, 1), LABELS, 2), descend((-0.5, 1), (1, -1), LABELS, 2)]
     np.testing.assert_allclose([m.vector for m in served.models], expected, atol=1e-6)

@@ -83,7 +83,7 @@ def test_it_splits_where_the_paper_says_and_not_before(settings: dict[str, Any],
     method = CFL(**settings)
     state = take_first_step(method)
     assert state.assignment == ({"a": 0, "b": 0, "c": 1, "d": 1} if split else dict.fromkeys("abcd", 0))
-    assert method.clusters_in(state) == 1 + split
+    assert method.count_clusters(state) == 1 + split
     assert state.extras["splits"] == [0] * split
 
 
@@ -103,12 +103,12 @@ def test_both_halves_start_from_the_cluster_s_model_and_go_on_by_themselves() ->
     assert read_model(state, "cluster-0") == [3, 1.05]
     assert read_model(state, "cluster-1") == [-1, 0.05]
     assert state.extras["splits"] == [0]
-    assert set(method.models(state, LAYOUT)) == {"cluster-0", "cluster-1"}
+    assert set(method.list_models(state, LAYOUT)) == {"cluster-0", "cluster-1"}
 
 
 def test_a_split_needs_two_present_members_and_a_direction_needs_no_length() -> None:
     assert (
-        SPLITS_ALWAYS.clusters_in(
+        SPLITS_ALWAYS.count_clusters(
             step_expected_slots(SPLITS_ALWAYS, SPLITS_ALWAYS.start(initial), make_updates({"a": (1, 1)}))
         )
         == 1
@@ -154,7 +154,7 @@ def test_ids_are_stable_and_splits_go_on_over_rounds() -> None:
     )
     assert state.assignment == {"a": 0, "b": 3, "c": 1, "d": 2}
     assert state.extras["splits"] == [0, 1, 0]
-    assert method.clusters_in(state) == 4
+    assert method.count_clusters(state) == 4
 
 
 def test_two_clusters_may_be_split_in_one_round() -> None:
@@ -373,7 +373,7 @@ def test_the_silhouette_says_how_many_clusters_there_are(archive):
             placed["d"],
             placed["f"],
         )
-        assert method.clusters_in(state) == 5 and len([slot for slot in state.bank if slot.startswith("clu")]) == 5
+        assert method.count_clusters(state) == 5 and len([slot for slot in state.bank if slot.startswith("clu")]) == 5
 
 
 def test_the_first_clustering_avoids_a_local_optimum(archive):

@@ -14,11 +14,11 @@ import pytest
 from torch import nn
 
 from cfl_flare.cli.specs import build_named
-from cfl_flare.clustering.gap import DRAWS, ClusterCount, in_words
+from cfl_flare.clustering.gap import DRAWS, ClusterCount, describe_note
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
-from cfl_flare.engine.newcomers import join
+from cfl_flare.engine.newcomers import join_run
 from cfl_flare.engine.server import Server, ServerSettings
 from cfl_flare.engine.task import Result
 from cfl_flare.extensions import present_results
@@ -68,7 +68,7 @@ def labels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         assert products.shape == (len(wanted), len(wanted))
         return ClusterCount(np.array(wanted), (0.0, 1.5, 1.6), (0.0, 3.0, 3.2), (1.0, 0.95, 0.4), (2, 2, 3, 2))
 
-    monkeypatch.setattr(auto_k, "number_of_clusters", found)
+    monkeypatch.setattr(auto_k, "estimate_clusters", found)
     return wanted
 
 
@@ -104,8 +104,8 @@ def test_the_warm_up_is_fedavg_weighted_by_samples() -> None:
     after = step_without_notes(method, state, answers())
     # (0*3 + 1*1 + 2*2 + 3*2 + 4*4 + 5*6) / 18 = 57 / 18
     np.testing.assert_allclose(after.bank[auto_k.COMMON].vector, [2 + 57 / 18, -1])
-    assert (after.assignment, method.clusters_in(after), after.round) == ({}, 0, 1)
-    assert method.models(after, LAYOUT)["global"].models == (after.bank[auto_k.COMMON],)
+    assert (after.assignment, method.count_clusters(after), after.round) == ({}, 0, 1)
+    assert method.list_models(after, LAYOUT)["global"].models == (after.bank[auto_k.COMMON],)
     assert (method.plan(after).everyone, method.plan(after).fewest) == (True, 4)  # more than half of six
 
 
@@ -118,7 +118,7 @@ def test_wecfl_goes_on_from_the_clusters_that_were_found(labels: list[int]) -> N
     assert set(after.bank) == {"cluster-0", "cluster-1", "global"}
     assert after.assignment == dict(zip(NAMES, labels))
     assert after.extras["common_weights"] == [0.5, 0.5]
-    assert after.notes["number_of_clusters"]["k"] == auto().clusters_in(after) == 2
+    assert after.notes["number_of_clusters"]["k"] == auto().count_clusters(after) == 2
     assert auto().distribute(after, "b").slots == ("cluster-1",)
     assert auto().distribute(after, "late").slots == ("global",)
 
@@ -141,7 +141,7 @@ def test_clusters_that_were_merged_leave_no_gap(labels: list[int]) -> None:
     state = replace(start_from_second(method), notes={})
     after = method.aggregate(state, answers(), dict(zip(NAMES, [2, 1, 2, 1, 2, 1])))
     assert after.assignment == dict(zip(NAMES, [1, 0, 1, 0, 1, 0]))
-    assert method.clusters_in(after) == 2
+    assert method.count_clusters(after) == 2
 
 
 def test_the_base_counts_its_rounds_from_the_one_that_found_the_clusters(labels: list[int]) -> None:
@@ -181,9 +181,9 @@ def test_whole_runs_find_two_groups_and_go_on(spec: str) -> None:
     rounds = play_rounds(method, 4, local_steps=8)
     assert [list_sent_slots(one) for one in rounds[:2]] == [{(auto_k.COMMON,)}] * 2
     assert [list_answered_slots(one) for one in rounds[:2]] == [{(auto_k.COMMON,)}] * 2
-    assert rounds[1].record["number_of_clusters"]["k"] == method.clusters_in(rounds[-1].after) == 2
+    assert rounds[1].record["number_of_clusters"]["k"] == method.count_clusters(rounds[-1].after) == 2
     assert [one.record.get("ari") for one in rounds[:4]] == [None, 1, 1, 1]
-    assert method.clusters_in(rounds[1].before) == 0
+    assert method.count_clusters(rounds[1].before) == 0
     assert [one.record["cluster_sizes"] for one in rounds[:4]] == [[], [3, 3], [3, 3], [3, 3]]
 
 
@@ -215,7 +215,7 @@ def test_digits(name: str, partition: str, k: int, tmp_path: Path) -> None:
     assert note["draws"] == {str(k): DRAWS} and note["by_k"][str(k)]["stability"] == 1
     assert build_method(kept.summary["method"]) == method
     assert present_results(tmp_path) == []
-    line = in_words(note)
+    line = describe_note(note)
     assert line.startswith("3 clusters found (clear): " if k == 3 else "one cluster found (clear): with 2 to 6")
 
 
@@ -243,9 +243,9 @@ def test_a_round_that_too_few_answer_finds_nothing_and_the_next_one_does(labels:
         server.finish_round()
 
     answer("abc")
-    assert (method.clusters_in(server.state), server.state.round) == (0, 1)
+    assert (method.count_clusters(server.state), server.state.round) == (0, 1)
     answer("abcdef")
-    assert (method.clusters_in(server.state), server.state.round) == (2, 2)
+    assert (method.count_clusters(server.state), server.state.round) == (2, 2)
     assert len({n for n, task in server.tasks().items() if task.train}) == 2  # sampled from now on
 
 
@@ -265,7 +265,7 @@ def test_a_newcomer_joins_as_in_the_base() -> None:
     site = Site(method, Coin, TrainSettings(lr=1.0, momentum=0.0, local_steps=1, batch_size=3), 0)
     samples = Samples(np.ones((3, 1), np.float32), np.array([1, 1, 1]))
     site.add([ParticipantData("new", samples, samples)])
-    newcomer = join(method, ended, site, "new", None, 1)
+    newcomer = join_run(method, ended, site, "new", None, 1)
     assert (newcomer.cluster, newcomer.rounds) == (1, 2)
 
 
@@ -359,7 +359,7 @@ class Growing(Method):
     def traits(self) -> Traits:
         return Traits(clusters=1, serves_one=True, takes_penalties=True)
 
-    def clusters_in(self, state: ServerState) -> int:
+    def count_clusters(self, state: ServerState) -> int:
         return sum(slot.startswith("cluster-") for slot in state.bank)
 
     def distribute(self, state: ServerState, participant: str) -> Download:
@@ -371,12 +371,12 @@ class Growing(Method):
         return {n: min(i, state.round - 1) for i, n in enumerate(names)} if state.round else {}
 
     def counts_in(self, state: ServerState, update: Update, assignment: Assignment) -> Counts:
-        return self.by_cluster(update, assignment)
+        return self.count_by_cluster(update, assignment)
 
     def aggregate(self, state: ServerState, updates: Sequence[Update], assignment: Assignment) -> ServerState:
         if not assignment:
-            return state.after(self.means(state, updates))
-        return state.after(self.centres(state, updates, assignment), assignment)
+            return state.after(self.compute_means(state, updates))
+        return state.after(self.compute_centres(state, updates, assignment), assignment)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,7 +389,7 @@ class Choosing(Growing):
 
     def distribute(self, state: ServerState, participant: str) -> Download:
         sent = super().distribute(state, participant)
-        clusters = range(self.clusters_in(state))
+        clusters = range(self.count_clusters(state))
         return replace(sent, choices=dict.fromkeys(clusters, sent.slots[0])) if clusters else sent
 
 
@@ -459,9 +459,9 @@ def test_a_method_may_ask_everyone_in_one_round(method: Any) -> None:
 def test_the_count_is_that_of_the_part_that_clusters() -> None:
     both = Ensemble(parts=(FedAvg(), Growing()))
     state = both.start(initial)
-    assert both.clusters_in(state) == 0
+    assert both.count_clusters(state) == 0
     state = replace(state, bank={**state.bank, "1.cluster-0": initial(0), "1.cluster-1": initial(0)})
-    assert both.clusters_in(state) == 2
+    assert both.count_clusters(state) == 2
 
 
 def test_what_needs_all_centres_is_refused() -> None:

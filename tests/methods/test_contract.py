@@ -51,8 +51,26 @@ from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import run_loop
 from tests.helpers.tiny import LAYOUT, coin, compute_objective, initial, update
 
-TOOLS = {"choices", "with_penalties", "trained", "predictor", "features", "weight", "means", "centres"}
-TOOLS |= {"cluster_weights", "common", "with_common", "by_slot", "by_cluster", "counted", "publish"}
+TOOLS = {
+    "list_choices",
+    "add_penalties",
+    "train_slot",
+    "build_predictor",
+    "select_features",
+    "weight",
+    "compute_means",
+    "compute_centres",
+}
+TOOLS |= {
+    "compute_cluster_weights",
+    "average_centres",
+    "update_common",
+    "count_by_slot",
+    "count_by_cluster",
+    "read_counts",
+    "join_by_aggregate",
+    "publish",
+}
 NAMES = {"slots", "traits", "label", "where", "clusters"}
 
 
@@ -120,12 +138,12 @@ def test_what_clusters_is_seen_through_every_wrapper():
     moved = Update("a", 1, {"global": coin(1, 2), "shared": coin(9, 9)}, main="global")
     seen = Clustering.of(whole, state)
     assert seen.method is fesem
-    np.testing.assert_array_equal(seen.vector(moved), [1, 2])
+    np.testing.assert_array_equal(seen.compute_vector(moved), [1, 2])
     inside = Ensemble(parts=(FedAvg(), fesem))
     state = inside.start(initial)  # FeSEM's model is from seed 1: (1, -1)
     moved = Update("a", 3, {"0.global": coin(9, 9), "1.global": coin(1, 2)}, main="1.global")
     seen = Clustering.of(inside, state)
-    np.testing.assert_array_equal(seen.vector(moved), [2, 1])
+    np.testing.assert_array_equal(seen.compute_vector(moved), [2, 1])
     np.testing.assert_array_equal(seen.moved(moved).vector, [1, 2])
     assert seen.weight(moved) == 1  # FeSEM is uniform
 
@@ -142,7 +160,7 @@ def test_what_clusters_is_seen_through_every_wrapper():
     ],
 )
 def test_a_download_says_what_must_come_back(sent, cluster, expected):
-    assert sent.expected(cluster) == expected
+    assert sent.list_expected(cluster) == expected
     state = ServerState(dict.fromkeys(("global", "a", "b", "c0", "c1", "s", "au"), coin(0, 0)))
     check_update(Update("p", 1, dict.fromkeys(expected, coin(1, 1)), cluster), sent, state, "m")
     with pytest.raises(PayloadError, match="sent the models"):
@@ -194,8 +212,8 @@ def test_as_many_clusters_are_offered_as_can_be_large_enough():
     four = {name: f"site-{name}" for name in "abcd"}
     census = Census(Floor(2, 1), four, dict.fromkeys(four, 1))
     state = ServerState({f"cluster-{k}": coin(k, k) for k in range(3)})
-    assert IFCA(k=3).choices(replace(state, census=census)) == {0: "cluster-0", 1: "cluster-1"}
-    assert len(IFCA(k=3).choices(state)) == 3
+    assert IFCA(k=3).list_choices(replace(state, census=census)) == {0: "cluster-0", 1: "cluster-1"}
+    assert len(IFCA(k=3).list_choices(state)) == 3
     assert WeCFL(k=3).traits.cluster_on == "fc"
 
 
@@ -244,7 +262,7 @@ def test_e_step_and_m_step_never_raise_the_clustering_objective(people, weightin
     updates = make_numbered_updates(people, clustered=True)
     known = {u.participant: int(next(iter(u.diffs))[-1]) for u in updates}  # who joins late goes by direction instead
     state = method.start(initial).after({"cluster-0": coin(-1, 0), "cluster-1": coin(2, 1)}, known)
-    features = np.stack([state.trained(u).vector for u in updates])
+    features = np.stack([state.rebuild_model(u).vector for u in updates])
     weights = np.array([method.weight(u) for u in updates])
     before = np.array([int(next(iter(u.diffs))[-1]) for u in updates])
     centres = np.stack([state.bank[f"cluster-{k}"].vector for k in range(2)]).astype(np.float64)

@@ -60,10 +60,10 @@ class Reassigning(Method):
         return {u.participant: self.moves.get(u.participant, int(u.main_slot[-1])) for u in updates}
 
     def counts_in(self, state, update, assignment):
-        return self.by_slot(update)
+        return self.count_by_slot(update)
 
     def aggregate(self, state, updates, assignment) -> ServerState:
-        return state.after(self.means(state, updates), assignment)
+        return state.after(self.compute_means(state, updates), assignment)
 
 
 def ran(method: Method, ends: Mapping[str, float], **settings) -> Server:
@@ -104,7 +104,7 @@ class Following(Apart):
     """The same, but a model counts in its participant's new cluster."""
 
     def counts_in(self, state, update, assignment):
-        return self.by_cluster(update, assignment)
+        return self.count_by_cluster(update, assignment)
 
 
 def test_a_site_s_share_is_of_the_mean_in_which_it_counts():
@@ -156,7 +156,7 @@ def test_a_newcomer_counts_in_no_cluster_before_it_trained_its_model():
     assert method.counts_in(state, joining, {"z": 1}) == {}
     member = Update("a", 2, {"cluster-0": coin(1, 1)}, main="cluster-0")
     assert method.counts_in(state, member, {"a": 1}) == {"cluster-0": ("cluster-1", 2.0)}
-    assert method.cluster_weights(state, [joining, member], {"a": 1, "z": 1}) == [0, 1]
+    assert method.compute_cluster_weights(state, [joining, member], {"a": 1, "z": 1}) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -248,6 +248,6 @@ def test_a_method_that_assigns_says_in_which_mean_its_models_count():
         def assign(self, state: ServerState, updates):
             return {}
 
-    with pytest.raises(ConfigError, match=r"defines assign, but not counts_in.* self.by_slot\(update\) there"):
+    with pytest.raises(ConfigError, match=r"defines assign, but not counts_in.* self.count_by_slot\(update\) there"):
         Silent()
     assert IFCA(k=2).traits.takes_penalties

@@ -195,7 +195,7 @@ def test_a_participant_is_sent_what_it_trains_and_what_it_predicts_with(finetune
         sent = method.distribute(state, name)
         assert sent.slots == ("shared", SLOTS[own if finetune else 0])
         assert sent.to_train == SLOTS[own:]
-        assert sent.expected(None) == (*SLOTS[own:], "shared")
+        assert sent.list_expected(None) == (*SLOTS[own:], "shared")
     personal = FedCUAU(k=3, base="fedper").distribute(state, "d")
     assert personal.slots == ("shared", "cluster-2")
 
@@ -271,9 +271,11 @@ def test_server_averages_each_copy_over_those_who_trained_it():
 
 def test_serves_c1_s_model_or_the_own_cluster_s_fine_tuned():
     slots, models = ("shared", "cluster-0"), (shared(0.5), cluster(1, -1, 2))
-    served = FedCUAU().predictor(make_deep_learner(), Download(slots, models))
+    served = FedCUAU().build_predictor(make_deep_learner(), Download(slots, models))
     np.testing.assert_array_equal(served.vector, [0.5, 1, -1, 2])
-    (tuned,) = Served.of(FedCUAU(finetune=True).predictor(make_deep_learner(samples=1), Download(slots, models))).models
+    (tuned,) = Served.of(
+        FedCUAU(finetune=True).build_predictor(make_deep_learner(samples=1), Download(slots, models))
+    ).models
     expected = np.array([0.5, 1, -1, 2])
     for _ in range(5):
         expected = step_deep_weights(expected)

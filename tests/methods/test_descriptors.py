@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cfl_flare.clustering.agglomerative import number_by_silhouette
+from cfl_flare.clustering.agglomerative import choose_by_silhouette
 from cfl_flare.clustering.floor import Census, Floor
 from cfl_flare.core.errors import ConfigError, PayloadError
 from cfl_flare.engine.task import check_update
@@ -67,9 +67,9 @@ def test_an_unmatched_model_stays_and_silhouette_chooses_the_number():
     assert read_vector(state, "cluster-1") == [1, -1]
     assert method.plan(method.start(initial)).fewest == 2
     points = np.array([[0.0], [1.0], [10.0], [11.0], [19.0], [20.0]])  # silhouettes: two 0.66, three 0.89
-    assert [number_by_silhouette(points, k) for k in (1, 2, 3, 9)] == [1, 2, 3, 3]
-    assert number_by_silhouette(points, 9, better=1.5) == 2
-    assert number_by_silhouette(points[:2], 9) == 2
+    assert [choose_by_silhouette(points, k) for k in (1, 2, 3, 9)] == [1, 2, 3, 3]
+    assert choose_by_silhouette(points, 9, better=1.5) == 2
+    assert choose_by_silhouette(points[:2], 9) == 2
 
 
 def test_stable_clusters_are_frozen():

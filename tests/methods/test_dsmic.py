@@ -104,14 +104,14 @@ def test_starts_from_c_seeds_with_the_participants_spread_evenly():
     assert state.assignment == {}
     assert method.start(initial, NAMES[::-1]).extras == state.extras  # whatever their order
     assert FedDS(k=3, seed=1).start(initial, NAMES).extras != state.extras
-    assert list(method.models(state, LAYOUT)) == ["cluster-0", "cluster-1", "cluster-2"]
+    assert list(method.list_models(state, LAYOUT)) == ["cluster-0", "cluster-1", "cluster-2"]
 
 
 def test_a_newcomer_trains_alone_tells_its_cluster_and_then_joins_it():
     method = FedDS(k=2)
     state = method.start(initial, NAMES).after({"cluster-0": coin(-3, 3), "cluster-1": coin(3, -3)})
     assert method.distribute(state, "new").slots == ("newcomer",)
-    assert method.distribute(state, "new").expected(None) == ("newcomer",)
+    assert method.distribute(state, "new").list_expected(None) == ("newcomer",)
     updates = [update("new", 9, "newcomer", 0, 0), update("p0", 1, "cluster-0", 6, -5)]  # (2, -2) and (3, -2)
     assignment = method.assign(replace(state, logits=PREDICT), updates)
     after = method.aggregate(state, updates, assignment)
@@ -134,14 +134,14 @@ def test_fedds_trains_by_sgd_and_serves_the_centre():
     np.testing.assert_allclose(
         FedDS().local_update(make_coin_learner([0]), download).diffs["cluster-1"].vector, [0.5, -0.5]
     )
-    assert FedDS().predictor(make_coin_learner([0]), download) is download.models[0]
+    assert FedDS().build_predictor(make_coin_learner([0]), download) is download.models[0]
 
 
 def test_feddsmic_trains_by_maml_and_serves_one_step_from_the_centre():
     download, p0 = Download(("cluster-1",), (coin(0, 0),)), 1 / (1 + np.exp(-1.0))
     sent = FedDSMIC().local_update(make_coin_learner([0]), download)
     np.testing.assert_allclose(sent.diffs["cluster-1"].vector, [1 - p0, p0 - 1], rtol=1e-6)
-    np.testing.assert_allclose(FedDSMIC().predictor(make_coin_learner([0]), download).vector, [0.5, -0.5])
+    np.testing.assert_allclose(FedDSMIC().build_predictor(make_coin_learner([0]), download).vector, [0.5, -0.5])
 
 
 @pytest.mark.parametrize(("clustered", "plain"), [(FedDS(k=1), FedAvg()), (FedDSMIC(k=1), PerFedAvg())])

@@ -99,7 +99,7 @@ def test_votes(vote):
     """On labels 0, 1: soft voting takes the mean of the softmax outputs, the sum that of the added logits."""
     method = Ensemble(parts=(FedAvg(), FedAvg()), vote=vote)
     work = make_coin_learner([0, 1])
-    served = method.predictor(work, Download(("0.global", "1.global"), MODELS, {"0": {}, "1": {}}))
+    served = method.build_predictor(work, Download(("0.global", "1.global"), MODELS, {"0": {}, "1": {}}))
     assert served == Served(MODELS, vote)
     p = np.mean([1 / (1 + np.exp(-2)), 1 / (1 + np.exp(1))]) if vote == "probabilities" else 1 / (1 + np.exp(-1))
     measured = work.evaluate(served)
@@ -125,7 +125,7 @@ def test_finetuning_tunes_each_part_by_itself_with_its_own_momentum():
     alone = play_rounds(Finetune(), 2, streams="0.", **KEPT)
     assert metrics(one, "served_loss") == pytest.approx(metrics(alone, "served_loss"), rel=1e-6)
     work = make_coin_learner([0])
-    served = Ensemble(parts=(FedAvg(), FedAvg()), finetune=True).predictor(
+    served = Ensemble(parts=(FedAvg(), FedAvg()), finetune=True).build_predictor(
         work, Download(("0.global", "1.global"), (coin(0, 0), coin(1, 1)))
     )
     np.testing.assert_allclose([m.vector for m in served.models], [[0.5, -0.5], [1.5, 0.5]])
@@ -149,11 +149,11 @@ def test_models_that_never_left_the_participants_leave_no_ensemble(tmp_path):
 def test_whole_models_are_one_ensemble_or_one_a_cluster():
     plus = Ensemble(parts=(FedAvg(), FedAvg()))
     state = plus.start(initial)
-    assert {slot: [m.vector.tolist() for m in s.models] for slot, s in plus.models(state, None).items()} == {
+    assert {slot: [m.vector.tolist() for m in s.models] for slot, s in plus.list_models(state, None).items()} == {
         "global": [[0, 0], [1, -1]]
     }
     beside = Ensemble(parts=(IFCA(k=2), FedAvg()), vote="logits")
-    found = beside.models(beside.start(initial), None)
+    found = beside.list_models(beside.start(initial), None)
     assert {slot: [m.vector.tolist() for m in served.models] for slot, served in found.items()} == {
         "cluster-0": [[0, 0], [2, -2]],
         "cluster-1": [[1, -1], [2, -2]],

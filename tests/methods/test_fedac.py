@@ -162,7 +162,7 @@ def by_sign(found: Clusters):
 def test_dispersion_by_hand():
     """Centres 1, 6, 11. Distances of centres 25, 100 and 25, 25; inside 1, 0, 4."""
     found = clusters({0: {"a": 0, "b": 2}, 1: {"c": 6}, 2: {"d": 9, "e": 13}})
-    assert found.dispersion() == pytest.approx({0: 1 / 62.5, 1: 0, 2: 4 / 62.5})
+    assert found.measure_dispersion() == pytest.approx({0: 1 / 62.5, 1: 0, 2: 4 / 62.5})
 
 
 def test_a_tight_cluster_is_merged_and_a_loose_one_split():
@@ -194,7 +194,7 @@ def test_a_change_is_not_taken_back_for_a_while():
 def test_a_single_cluster_is_split_if_both_halves_are_neither_tight_nor_loose(low, high, kept):
     """Halves (0, 2) and (10, 14): centres 1 and 12, G = 1/121 and 4/121."""
     found = clusters({4: {"a": 0, "b": 2, "c": 10, "d": 14}})
-    assert clusters({4: {"a": 0, "b": 2}}).dispersion() == {4: float("inf")}
+    assert clusters({4: {"a": 0, "b": 2}}).measure_dispersion() == {4: float("inf")}
     assert tune(found, by_sign(found), low, high, []) == ([{"cluster": 4, "new": 5}] if kept else [])
     assert found.members == ({4: ["a", "b"], 5: ["c", "d"]} if kept else {4: ["a", "b", "c", "d"]})
     assert found.ids == (6 if kept else 5)
@@ -207,7 +207,7 @@ def test_merged_and_new_clusters_in_the_state_and_in_the_record():
     assert state.extras["changes"] == [{"round": 0, "cluster": 0, "into": 1}]
     assert set(state.assignment.values()) == {1}
     assert "cluster-0" not in state.bank
-    assert method.clusters_in(state) == 2
+    assert method.count_clusters(state) == 2
     record = measure_round({}, {}, {}, state, 2).record
     assert (record["empty_clusters"], record["cluster_sizes"], record["clusters_in_use"]) == ([], [0, 4], 1)
     assert state.notes == {
@@ -217,8 +217,8 @@ def test_merged_and_new_clusters_in_the_state_and_in_the_record():
     json.dumps(state.extras)
     assert method.distribute(state, "a").slots == ("cluster-1",)
     assert method.distribute(state, "z").slots == ("global",)
-    assert method.models(state, SPLIT).keys() == {"cluster-1", "global"}
-    common = method.features(state.bank["global"])
+    assert method.list_models(state, SPLIT).keys() == {"cluster-1", "global"}
+    common = method.select_features(state.bank["global"])
     np.testing.assert_array_equal(Clustering.of(method, state).centre(state, 0), common)  # it has no members
 
 

@@ -90,7 +90,7 @@ def test_fedprox_without_mu_is_fedavg():
 
 def test_finetune_serves_one_more_local_round_and_forgets_it():
     work = make_coin_learner([0])
-    served = Finetune().predictor(work, Download(("global",), (coin(0, 0),)))
+    served = Finetune().build_predictor(work, Download(("global",), (coin(0, 0),)))
     (model,) = Served.of(served).models
     np.testing.assert_allclose(model.vector, STEP)
     assert work.memory == {}
@@ -166,15 +166,15 @@ def test_server_step_is_fedavg_s():
 
 def test_serves_the_model_after_its_personal_steps_and_forgets_it():
     work = make_coin_learner([0], lr=1.0)
-    np.testing.assert_allclose(PerFedAvg().predictor(work, SENT).vector, [0.5, -0.5])
-    twice = PerFedAvg(personal_steps=2).predictor(work, SENT).vector
+    np.testing.assert_allclose(PerFedAvg().build_predictor(work, SENT).vector, [0.5, -0.5])
+    twice = PerFedAvg(personal_steps=2).build_predictor(work, SENT).vector
     np.testing.assert_allclose(twice, [0.5 + (1 - P0), -0.5 + (P0 - 1)], rtol=1e-6)
-    assert PerFedAvg(personal_steps=0).predictor(work, SENT) is SENT.models[0]
+    assert PerFedAvg(personal_steps=0).build_predictor(work, SENT) is SENT.models[0]
     assert work.memory == {}
 
 
 def test_finetuning_starts_from_the_personal_model():
-    (tuned,) = Served.of(PerFedAvg(finetune=True).predictor(make_coin_learner([0], lr=1.0), SENT)).models
+    (tuned,) = Served.of(PerFedAvg(finetune=True).build_predictor(make_coin_learner([0], lr=1.0), SENT)).models
     np.testing.assert_allclose(tuned.vector, [0.5 + (1 - P0), -0.5 + (P0 - 1)], rtol=1e-6)
 
 
@@ -213,7 +213,7 @@ START = coin(0, 0)
 
 def tuned(method: Method, *models: Any) -> list[list[float]]:
     served = models[0] if len(models) == 1 else Served(models)
-    found = Served.of(method.finetuned(make_coin_learner([1, 1, 0], lr=0.1), served))
+    found = Served.of(method.finetune_served(make_coin_learner([1, 1, 0], lr=0.1), served))
     return [model.vector.tolist() for model in found.models]
 
 
@@ -392,7 +392,7 @@ def test_labels_are_checked(groups, says):
 def test_numbers_are_labels_in_their_order_and_a_warmup_leaves_rounds():
     method = Groups(groups={"a": 10, "b": 9, "c": 10})
     assert (method.labels, method.clusters) == (["9", "10"], 2)
-    assert [method.cluster_of(ServerState({}), name) for name in "abz"] == [1, 0, None]
+    assert [method.find_cluster(ServerState({}), name) for name in "abz"] == [1, 0, None]
     with pytest.raises(ConfigError, match="warmup = 3 leaves the groups none of 3 rounds; lower it"):
         Groups(groups=LABELS, warmup=3).check(LAYOUT, 3)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cfl_flare.engine.round
-from cfl_flare.clustering.agglomerative import decomposed_cosines
+from cfl_flare.clustering.agglomerative import compute_decomposed_cosines
 from cfl_flare.core.errors import ConfigError, TooFewAnswersError
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.server import ServerSettings
@@ -52,11 +52,11 @@ def ready(method: Method) -> ServerState:
 def test_flhc_averages_all_then_clusters_the_updates_then_averages_inside() -> None:
     method = flhc()
     state = ready(method)
-    assert method.clusters_in(state) == 0
+    assert method.count_clusters(state) == 0
     assert {method.distribute(state, n).slots for n in "abcd"} == {("global",)}
     state, assignment = step_with_assignment(method, state, make_updates(OPPOSED, "global"))
     assert assignment == {"a": 0, "b": 0, "c": 1, "d": 1}
-    assert method.clusters_in(state) == 2
+    assert method.count_clusters(state) == 2
     assert read_model(state, "cluster-0") == [2, 1.025]  # (1, 1) + (3 * (1, 0) + (1, 0.1)) / 4
     assert read_model(state, "cluster-1") == [-1, 1.1]
     assert read_model(state, "global") == [1, 1]  # stays, for those who come later
@@ -94,7 +94,7 @@ def test_flhc_s_number_of_clusters(settings: dict[str, Any], clusters: list[int]
     method = FLHC(rounds_before=1, **settings)
     state, assignment = step_with_assignment(method, ready(method), make_updates(OPPOSED, "global"))
     assert list(assignment.values()) == clusters
-    assert method.clusters_in(state) == len(set(clusters))
+    assert method.count_clusters(state) == len(set(clusters))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_fedgroup_by_hand() -> None:
     # Sums of squares and products: [[66, 16], [16, 66]]; the first singular direction is (1, 1) / sqrt 2.
     rows = np.array(list(moves.values()))
     cosines = rows @ np.array([1, 1]) / np.sqrt(2) / lengths
-    np.testing.assert_allclose(np.abs(decomposed_cosines(rows, 1)[:, 0]), cosines)
+    np.testing.assert_allclose(np.abs(compute_decomposed_cosines(rows, 1)[:, 0]), cosines)
     state, assignment = step_with_assignment(FedGroup(k=2), method.start(initial), make_updates(moves, "global"))
     assert assignment == {"a": 0, "b": 0, "c": 1, "d": 1}
     assert read_model(state, "cluster-0") == [2.75, 0.25]  # (3 * (1, 0) + (8, 1)) / 4

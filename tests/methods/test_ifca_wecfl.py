@@ -18,7 +18,7 @@ from cfl_flare.core.params import Layout, Params
 from cfl_flare.data import DataConfig, Digits
 from cfl_flare.engine.server import ServerSettings
 from cfl_flare.methods import IFCA, Download, FedAvg, FeSEM, Update, WeCFL, build_method
-from cfl_flare.methods.slots import joined
+from cfl_flare.methods.slots import join_parts
 from cfl_flare.models import MLP
 from cfl_flare.training.race import race_models
 from cfl_flare.training.settings import TrainSettings
@@ -256,7 +256,7 @@ def test_shared_backbone_averages_it_over_all_and_heads_inside_clusters():
     assert after.bank["backbone"].vector.tolist() == [2]  # 1 + (1*4 + 3*0) / 4
     assert after.bank["cluster-0"].vector.tolist() == [2, 0]
     assert after.bank["cluster-1"].vector.tolist() == [2, 0]
-    whole = method.models(after, SPLIT)
+    whole = method.list_models(after, SPLIT)
     assert whole["cluster-1"].models[0].vector.tolist() == [2, 2, 0]
 
 
@@ -267,10 +267,10 @@ def test_shared_backbone_sends_heads_k_times_and_one_backbone():
     slots = download.slots
     assert slots == ("backbone", "cluster-0", "cluster-1", "cluster-2")
     assert sum(state.bank[slot].layout.nbytes for slot in slots) == 4 * (1 + 3 * 2)
-    whole = joined(replace(download, models=tuple(state.bank[slot] for slot in slots)), SPLIT)
+    whole = join_parts(replace(download, models=tuple(state.bank[slot] for slot in slots)), SPLIT)
     assert whole.slots == slots[1:]
     assert [m.vector.tolist() for m in whole.models] == [[1, 0, 0], [1, 1, -1], [1, 2, -2]]
-    assert download.expected(2) == ("cluster-2", "backbone")
+    assert download.list_expected(2) == ("cluster-2", "backbone")
 
 
 def test_models_that_cannot_have_enough_sites_are_composed_no_more():
@@ -278,7 +278,7 @@ def test_models_that_cannot_have_enough_sites_are_composed_no_more():
     census = Census(Floor(2, 1), {name: name for name in "abcde"}, dict.fromkeys("abcde", 1))
     state = replace(method.start(lambda i: make_split_model(1, i, -i)), census=census)
     assert method.distribute(state, "p").slots == ("backbone", "cluster-0", "cluster-1")
-    left = method.models(state, SPLIT)
+    left = method.list_models(state, SPLIT)
     assert {slot: served.models[0].vector.tolist() for slot, served in left.items()} == {
         "cluster-0": [1, 0, 0], "cluster-1": [1, 1, -1]
     }  # fmt: skip
@@ -296,7 +296,7 @@ def test_shared_backbone_of_one_cluster_is_fedavg():
         )
 
     shared, plain = run(IFCA(k=1, shared_backbone=True)), run(FedAvg())
-    whole = shared.method.models(shared.state, shared.layout)["cluster-0"].models[0]
+    whole = shared.method.list_models(shared.state, shared.layout)["cluster-0"].models[0]
     np.testing.assert_array_equal(whole.vector, plain.state.bank["global"].vector)
 
 

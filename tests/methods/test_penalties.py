@@ -41,7 +41,7 @@ from cfl_flare.methods import (
     describe_method,
 )
 from cfl_flare.methods.penalties import build_penalty
-from cfl_flare.methods.slots import GLOBAL, travelling, with_parts
+from cfl_flare.methods.slots import GLOBAL, add_parts, list_travelling
 from cfl_flare.models import MLP, FashionCNN, Logistic
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.losses import Pull, Step
@@ -71,7 +71,7 @@ def receive_download(method, state, participant="p") -> Download:
     """What arrives at a participant."""
     sent = method.distribute(state, participant)
     slots = (*sent.slots, *sent.to_train)
-    models = with_parts(state.bank, slots)
+    models = add_parts(state.bank, slots)
     return Task.of(sent, train=True, evaluate=False).download(models)
 
 
@@ -334,7 +334,7 @@ def test_a_stronger_penalty_shows_more(name, scope):
         method, state = WeCFL(k=3, penalties=(make(strength),)), after_a_round(draw_bank(worker))
         trained = state.bank["cluster-0"] + compute_move(method, state, worker)
         unit = replace(method, penalties=(make(1.0),))
-        (*terms,) = unit.terms(receive_download(unit, state), "cluster-0")
+        (*terms,) = unit.list_terms(receive_download(unit, state), "cluster-0")
         left.append(sum(value_of(term, trained, worker) for term in terms))
     assert left == sorted(left, reverse=True)
     assert left[0] - left[-1] > 0.01 * left[0]
@@ -381,14 +381,14 @@ def test_what_a_participant_is_sent(penalties):
     assert list(sent.slots) == PARTS
     assert sorted(sent.to_train) == sorted({*TRAVEL[penalties]} - {*PARTS})
     assert sent.scalars == facts
-    whole = {*travelling((*sent.slots, *sent.to_train))} - {*PARTS}  # parts of the K models need not travel
+    whole = {*list_travelling((*sent.slots, *sent.to_train))} - {*PARTS}  # parts of the K models need not travel
     assert whole == {slot for slot in TRAVEL[penalties] if slot.startswith(GLOBAL)}
 
 
 def test_parts_of_models_that_travel_whole_do_not_travel_again():
-    assert travelling(["a", "b:head", "a:head", "b:head", "a", "b:backbone"]) == ["a", "b:head", "b:backbone"]
-    assert travelling(["a:head", "a"]) == ["a"]
-    assert travelling([]) == []
+    assert list_travelling(["a", "b:head", "a:head", "b:head", "a", "b:backbone"]) == ["a", "b:head", "b:backbone"]
+    assert list_travelling(["a:head", "a"]) == ["a"]
+    assert list_travelling([]) == []
 
 
 CNN = Layout.of(FashionCNN((1, 8, 8), 3))
@@ -442,7 +442,7 @@ def test_each_part_travels_once_to_a_site_and_is_counted(penalties, first, secon
     orders = server.tasks()
     by_site = {"s1": "abc", "s2": "d"}
     for site, expected in (("s1", first), ("s2", second)):
-        assert set(travelling(slot for n in by_site[site] for slot in orders[n].slots)) == set(expected)
+        assert set(list_travelling(slot for n in by_site[site] for slot in orders[n].slots)) == set(expected)
     server.round.fail(list("abcd"), "power cut")
     server.finish_round()
     assert server.progress.record["bytes_down"] == sum(count_bytes(slot) for slot in (*first, *second))
@@ -453,12 +453,12 @@ def test_parts_arrive_through_flare_as_they_are_in_the_bank(penalties):
     server = in_the_middle(WeCFL(k=3, penalties=penalties))
     orders = server.tasks()
     needed = [slot for order in orders.values() for slot in order.slots]
-    sent = with_parts(server.state.bank, travelling(needed))
+    sent = add_parts(server.state.bank, list_travelling(needed))
     message = wire.to_shareable(wire.encode_models(sent), {"tasks": wire.encode_tasks(orders)})
     arrived, models, _ = wire.decode_task(message, CNN)
     assert arrived == orders
     assert set(models) == set(needed)
-    for slot, model in with_parts(server.state.bank, needed).items():
+    for slot, model in add_parts(server.state.bank, needed).items():
         whole, _, part = slot.partition(":")
         assert models[slot].layout == model.layout == CNN.of_part(part or "all")
         np.testing.assert_array_equal(models[slot].vector, model.vector)
@@ -491,7 +491,7 @@ def test_methods_around_pass_on_what_the_penalties_need(cls):
 
 def test_a_site_needs_no_more_than_it_was_sent():
     with pytest.raises(KeyError):
-        with_parts({"cluster-0": NOISE["cluster-0"]}, ["cluster-1:head"])
+        add_parts({"cluster-0": NOISE["cluster-0"]}, ["cluster-1:head"])
 
 
 # What the server knows
@@ -559,7 +559,7 @@ BAD = {
         *[({"mu": v}, f"mu = {v!r} should be >= 0") for v in (-0.1, NAN, INF, -INF, -1)],
         *[({"mu": v}, f"mu = {v!r} should be float, not ") for v in ("0.5", True, None, [0.5])],
         ({"scope": "tail"}, "scope = 'tail' should be one of 'all', 'fc', 'head', 'backbone'"),
-        ({"scope": ["head"]}, "scope = ['head'] should be str, not list"),
+        ({"scope": ["head"]}, "scope = ['head'] should be one of 'all', "),
         ({"scope": None}, "scope = None should be str, not NoneType"),
         ({"lam": 1}, "unknown setting 'lam'; it has: scope, mu"),
     ],
@@ -569,7 +569,7 @@ BAD = {
         *[({"tau": v}, f"tau = {v!r} should be > 0") for v in (0, 0.0, -1.0, NAN, INF)],
         *[({"tau": v}, f"tau = {v!r} should be float, not ") for v in ("1", True, None)],
         ({"on": "logits"}, "on = 'logits' should be 'parameters' or 'representations'"),
-        ({"on": 1}, "on = 1 should be str, not int"),
+        ({"on": 1}, "on = 1 should be 'parameters' or 'representations'"),
         ({"scope": "neck"}, "scope = 'neck' should be one of"),
         *[
             (
@@ -579,7 +579,7 @@ BAD = {
             for scope in ("head", "backbone", "fc")
         ],
         ({"on": "representations", "mode": "eval"}, "mode = 'eval' should be 'evaluation' or 'training'"),
-        ({"mode": True}, "mode = True should be str, not bool"),
+        ({"mode": True}, "mode = True should be 'evaluation' or 'training'"),
         (
             {"mode": "training"},
             "mode = 'training' does not go with on = 'parameters', which have no mode; leave it out",
@@ -717,7 +717,7 @@ class Shrink(Penalty):
 
     strength: float = 0.1
 
-    def terms(self, download, own, clusters):
+    def list_terms(self, download, own, clusters):
         start = download.model(own)
         places = start.layout.select(self.scope)
         return [Pull(self.strength, np.zeros_like(start.part(self.scope)), places)]

@@ -107,11 +107,11 @@ def test_fedbabu_trains_the_backbone_under_the_seed_s_head():
 def test_fedbabu_fine_tunes_the_whole_model_before_it_predicts():
     work = make_split_learner()
     download = Download(("backbone",), (backbone(1),))
-    (tuned,) = Served.of(FedBABU().predictor(work, download)).models
+    (tuned,) = Served.of(FedBABU().build_predictor(work, download)).models
     np.testing.assert_array_equal(tuned.vector, work.train(FedBABU().serve(work, download), purpose="finetune").vector)
     assert not np.array_equal(tuned.vector[1:], work.initial(0).vector[1:])
     plain = FedBABU(finetune=False)
-    np.testing.assert_array_equal(plain.predictor(work, download).vector, [1, *work.initial(0).vector[1:]])
+    np.testing.assert_array_equal(plain.build_predictor(work, download).vector, [1, *work.initial(0).vector[1:]])
     assert (FedBABU().label, plain.label) == ("fedbabu", "fedbabu-initial")
 
 
@@ -123,7 +123,7 @@ def test_server_averages_backbones_and_leaves_the_head(method):
         after = method.aggregate(state, order, {})
         np.testing.assert_array_equal(after.bank["backbone"].vector, [3])  # 1 + (3*1 + 1*5)/4
         np.testing.assert_array_equal(after.bank["head"].vector, [2, 3])
-        whole = method.models(after, SPLIT)
+        whole = method.list_models(after, SPLIT)
         np.testing.assert_array_equal(whole["global"].models[0].vector, [3, 2, 3])
     equal = type(method)(weighting="uniform").aggregate(state, updates, {})
     np.testing.assert_array_equal(equal.bank["backbone"].vector, [4])
@@ -201,7 +201,7 @@ def test_ditto_s_server_step_is_fedavg_s():
 
 def test_ditto_fine_tunes_its_own_model_and_forgets_it():
     work = coin_learner([0], memory={"personal": coin(0, 0)})
-    (tuned,) = Served.of(Ditto(finetune=True).predictor(work, Download(("global",), (coin(9, 9),)))).models
+    (tuned,) = Served.of(Ditto(finetune=True).build_predictor(work, Download(("global",), (coin(9, 9),)))).models
     np.testing.assert_allclose(tuned.vector, [0.5, -0.5])
     np.testing.assert_array_equal(work.memory["personal"].vector, [0, 0])
 

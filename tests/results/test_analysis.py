@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cfl_flare.engine.round
-from cfl_flare.clustering.kmeans import lloyd, nearest
+from cfl_flare.clustering.kmeans import find_nearest, run_lloyd
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.engine.round import Spool
 from cfl_flare.engine.server import Server, ServerSettings
@@ -159,11 +159,11 @@ def test_neither_step_of_k_means_raises_the_objective(people, seed, uniform):
     rng = np.random.default_rng(seed)
     centres, labels = rng.normal(size=(3, 2)) * 3, rng.integers(0, 3, len(people))
     start = compute_objective(features, labels, centres, weights)
-    for e_step in (nearest(features, centres), lloyd(features, centres, weights)):
+    for e_step in (find_nearest(features, centres), run_lloyd(features, centres, weights)):
         moved = centres.copy()
         for j in np.unique(e_step):
             moved[j] = np.average(features[e_step == j], axis=0, weights=weights[e_step == j])
-        after_e = compute_objective(features, nearest(features, centres), centres, weights)
+        after_e = compute_objective(features, find_nearest(features, centres), centres, weights)
         after_m = compute_objective(features, e_step, moved, weights)
         assert after_e <= start + 1e-9
         assert after_m <= compute_objective(features, e_step, centres, weights) + 1e-9

@@ -46,7 +46,7 @@ from cfl_flare.results.comparison import (
 from cfl_flare.results.metrics import Metric
 from cfl_flare.results.run_dir import SUMMARY, Run, load_run
 from cfl_flare.results.tables import results_table
-from cfl_flare.training.bootstrap import Replicates, drawn_rows, replicates
+from cfl_flare.training.bootstrap import Replicates, draw_rows, replicates
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Classification
 from tests.helpers.loop import run_loop
@@ -321,7 +321,7 @@ def test_a_macro_f1_lies_in_its_own_interval():
     for name in (f"p{i}" for i in range(100)):
         outputs = torch.eye(8)[np.where(rng.random(24) < 0.3, labels, rng.integers(8, size=24))]
         targets = torch.from_numpy(labels)
-        values = replicates(task, outputs, targets, ("macro_f1",), drawn_rows(0, name, "", 24, 40))
+        values = replicates(task, outputs, targets, ("macro_f1",), draw_rows(0, name, "", 24, 40))
         drawn_of[name] = Replicates(7, {"served_macro_f1": values["macro_f1"]})
         points[name] = task.measured(outputs, targets)["macro_f1"]
         people[name] = Participant(name, name, 1)

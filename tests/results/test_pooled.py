@@ -42,7 +42,7 @@ from cfl_flare.results.pooled import (
 )
 from cfl_flare.results.run_dir import load_run
 from cfl_flare.results.tables import results_table
-from cfl_flare.training.histograms import log_odds, score_counts
+from cfl_flare.training.histograms import compute_log_odds, count_scores
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
 from tests.helpers.loop import build_from_spec, run_loop
@@ -96,7 +96,7 @@ def test_the_macro_f1_of_unequal_participants_is_that_of_their_labels_together()
     counts = {}
     for name in labels:
         outputs = torch.eye(4)[decisions[name]]
-        counts[name] = score_counts(outputs, torch.tensor(labels[name]), "softmax", 10)
+        counts[name] = count_scores(outputs, torch.tensor(labels[name]), "softmax", 10)
     found = with_pooled(make_loss_metrics("ab"), counts, PEOPLE, {}).record["pooled_macro_f1"]
     assert found == pytest.approx((2 * 2 / (4 + 2) + 2 * 2 / (3 + 3) + 2 * 1 / (1 + 3)) / 3)
     assert found == pytest.approx(f1_score(*([*of["a"], *of["b"]] for of in (labels, decisions)), average="macro"))
@@ -107,7 +107,7 @@ def test_the_macro_f1_of_a_finding_is_that_of_both_classes_at_the_task_s_thresho
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 50)
     outputs = torch.from_numpy(2 * rng.standard_normal(50) + labels)[:, None]
-    counts = score_counts(outputs, torch.from_numpy(labels), "sigmoid", 10, threshold)
+    counts = count_scores(outputs, torch.from_numpy(labels), "sigmoid", 10, threshold)
     said = (outputs[:, 0].sigmoid() >= threshold).numpy()
     assert macro_f1_of_counts(counts) == pytest.approx(f1_score(labels, said, average="macro"))
 
@@ -167,7 +167,7 @@ def test_of_a_trained_model_it_is_near_the_exact_one(tmp_path, monkeypatch, meth
     for record in found.rounds:
         parts = seen[record["round"] + 1]
         assert len(parts) == 6
-        odds = torch.cat([log_odds(outputs, "softmax") for outputs, _ in parts]).numpy()
+        odds = torch.cat([compute_log_odds(outputs, "softmax") for outputs, _ in parts]).numpy()
         labels = np.eye(10)[torch.cat([y for _, y in parts]).numpy()]
         exact = roc_auc_score(labels, odds, average="macro")
         assert record["pooled_auroc"] == pytest.approx(exact, abs=0.002)

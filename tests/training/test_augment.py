@@ -261,7 +261,7 @@ def test_a_step_of_adaptation_is_training_too() -> None:
             make_image_learner(x[..., ::-1].copy(), y, DroppingConvolution),
         )
         works = [work.beside(work.initial(2)) if frozen else work for work in (one, other)]
-        assert_equal(*(work.adapted(work.initial(0), 3, 0.1) for work in works))
+        assert_equal(*(work.adapt_model(work.initial(0), 3, 0.1) for work in works))
 
 
 def test_one_step_with_a_term_against_torch() -> None:

@@ -22,8 +22,15 @@ from cfl_flare.core.params import Layout
 from cfl_flare.models import Logistic
 from cfl_flare.results.pooled import auroc_of_counts, macro_f1_of_counts
 from cfl_flare.training import bootstrap
-from cfl_flare.training.bootstrap import DRAWS, counted, draw_of, drawn_rows, key_of, replicates
-from cfl_flare.training.histograms import NARROW, REACH, log_odds, score_counts, score_shape
+from cfl_flare.training.bootstrap import (
+    DRAWS,
+    draw_resample,
+    draw_rows,
+    hash_split_arrays,
+    measure_resamples,
+    replicates,
+)
+from cfl_flare.training.histograms import NARROW, REACH, compute_log_odds, count_scores, read_score_shape
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Binary, Classification, LearningTask, build_task
@@ -66,7 +73,7 @@ def test_what_is_not_finite_is_none():
 
 
 def list_drawn_rows(seed: int = 0, name: str = "p", key: str = "k", samples: int = 20) -> list[list[int]]:
-    return [rows.tolist() for rows in drawn_rows(seed, name, key, samples, 50)]
+    return [rows.tolist() for rows in draw_rows(seed, name, key, samples, 50)]
 
 
 def test_rows_depend_on_seed_participant_and_samples():
@@ -80,11 +87,16 @@ def test_rows_depend_on_seed_participant_and_samples():
 
 def test_a_split_s_key_is_of_its_samples_and_labels():
     x, y = torch.rand(4, 2, 3, 3), torch.tensor([0, 1, 1, 0])
-    own = key_of(x, y)
-    assert own == key_of(x.contiguous(memory_format=torch.channels_last), y.clone())
-    assert own not in (key_of(x + 1, y), key_of(x, 1 - y), key_of(x.flip(0), y.flip(0)), key_of(x.view(4, 18), y))
-    assert 0 <= draw_of(0, "p", own) < DRAWS
-    assert len({draw_of(0, f"p{i}", own) for i in range(100)}) > 90
+    own = hash_split_arrays(x, y)
+    assert own == hash_split_arrays(x.contiguous(memory_format=torch.channels_last), y.clone())
+    assert own not in (
+        hash_split_arrays(x + 1, y),
+        hash_split_arrays(x, 1 - y),
+        hash_split_arrays(x.flip(0), y.flip(0)),
+        hash_split_arrays(x.view(4, 18), y),
+    )
+    assert 0 <= draw_resample(0, "p", own) < DRAWS
+    assert len({draw_resample(0, f"p{i}", own) for i in range(100)}) > 90
 
 
 def test_the_same_rows_in_each_method_and_round():
@@ -118,7 +130,7 @@ def test_an_aborted_job_stops_between_two_draws():
 def test_two_hundred_draws_of_a_thousand_samples_take_no_second():
     outputs, targets = torch.randn(1000, 10), torch.randint(0, 10, (1000,))
     names, begun = ("accuracy", "macro_f1", "loss"), time.process_time()
-    replicates(Classification(), outputs, targets, names, drawn_rows(0, "p", "k", 1000, 200))
+    replicates(Classification(), outputs, targets, names, draw_rows(0, "p", "k", 1000, 200))
     assert time.process_time() - begun < 2  # about 0.1 where nothing else runs
 
 
@@ -153,13 +165,13 @@ def test_draws_at_once_are_what_each_is_alone(monkeypatch, name, samples):
     monkeypatch.setattr(bootstrap, "ENTRIES", 20 * samples)  # chunks of 20, 20 and 10 draws
     task, rng = build_task(name), np.random.default_rng(samples)
     outputs, targets = split_of(name, samples, rng)
-    names, rows = [*dict.fromkeys((*task.always, *task.measures))], [*drawn_rows(0, "p", "k", samples, 50)]
+    names, rows = [*dict.fromkeys((*task.always, *task.measures))], [*draw_rows(0, "p", "k", samples, 50)]
     names = [name for name in names if name != "supported_f1"]  # which classes are supported, the split says
     found, wanted = replicates(task, outputs, targets, names, rows), one_by_one(task, outputs, targets, names, rows)
     assert found.keys() == wanted.keys()
     for key, values in found.items():
         np.testing.assert_allclose(np.array(values, np.float64), wanted[key], rtol=1e-6, atol=1e-6, err_msg=key)
-    assert all(counted(task, key, outputs, targets) for key in names if key not in ("loss", "r2"))
+    assert all(measure_resamples(task, key, outputs, targets) for key in names if key not in ("loss", "r2"))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +244,7 @@ BINS = 200
 
 def exact(outputs: torch.Tensor, labels: np.ndarray, link: str) -> float:
     """scikit-learn's AUROC, the mean over the classes that some samples have and others lack."""
-    odds = log_odds(outputs, link).numpy()
+    odds = compute_log_odds(outputs, link).numpy()
     found = [roc_auc_score(y, s) for y, s in zip(labels.T, odds.T) if 0 < y.sum() < len(y)]
     return float(np.mean(found))
 
@@ -241,7 +253,7 @@ def pool_auroc(outputs: torch.Tensor, targets: torch.Tensor, link: str, bins: in
     """The same from the histograms of seven participants of different sizes."""
     bounds = np.cumsum([0, 1, 5, 40, 90, 200, 700])
     parts = [*pairwise(bounds), (bounds[-1], len(outputs))]
-    counts = [score_counts(outputs[i:j], targets[i:j], link, bins) for i, j in parts]
+    counts = [count_scores(outputs[i:j], targets[i:j], link, bins) for i, j in parts]
     assert all(own is not None and own.dtype == np.int32 for own in counts)
     together = np.sum([own for own in counts if own is not None], axis=0)
     decided = outputs.sigmoid().numpy() >= 0.5 if link == "sigmoid" else outputs.argmax(1).numpy()
@@ -295,7 +307,7 @@ def test_where_bins_hold_equal_scores_alone_it_is_exact(pairs: list[tuple[int, b
     places, labels = np.array([place for place, _ in pairs]), np.array([int(is_of) for _, is_of in pairs])
     middles = NARROW * np.sinh((np.arange(10) + 0.5 - 5) / 5 * np.arcsinh(REACH / NARROW))
     outputs = torch.from_numpy(middles[places])[:, None]
-    counts = score_counts(outputs, torch.from_numpy(labels), "sigmoid", 10)
+    counts = count_scores(outputs, torch.from_numpy(labels), "sigmoid", 10)
     assert counts is not None and counts.shape == (1, 2, 11)
     counts = counts[..., :-1]
     assert counts.sum() == len(pairs)
@@ -309,7 +321,7 @@ def test_where_bins_hold_equal_scores_alone_it_is_exact(pairs: list[tuple[int, b
 
 def test_log_odds_are_those_of_probabilities_and_go_on_where_these_are_rounded() -> None:
     outputs = torch.tensor([[0.0, 1.0, 2.0], [1.0, 1.0, 1.0], [25.0, 0.0, 0.0], [50.0, 0.0, 0.0]])
-    odds = log_odds(outputs, "softmax")
+    odds = compute_log_odds(outputs, "softmax")
     shares = outputs.double().softmax(dim=1)
     torch.testing.assert_close(odds[:2], (shares / (1 - shares) * 2).log()[:2])
     assert odds[1].tolist() == pytest.approx([0, 0, 0])
@@ -318,19 +330,19 @@ def test_log_odds_are_those_of_probabilities_and_go_on_where_these_are_rounded()
 
 
 def test_infinite_scores_are_at_the_ends_and_what_is_no_number_is_not_counted() -> None:
-    ends = score_counts(torch.tensor([[torch.inf], [-torch.inf]]), torch.tensor([1, 0]), "sigmoid", 10)
+    ends = count_scores(torch.tensor([[torch.inf], [-torch.inf]]), torch.tensor([1, 0]), "sigmoid", 10)
     assert ends is not None and (ends[0, 1, 9], ends[0, 0, 0]) == (1, 1)
-    sure = score_counts(torch.tensor([[1e4, 0.0]]), torch.tensor([0]), "softmax", 10)
+    sure = count_scores(torch.tensor([[1e4, 0.0]]), torch.tensor([0]), "softmax", 10)
     assert sure is not None and (sure[0, 1, 9], sure[1, 0, 0]) == (1, 1)
-    assert score_counts(torch.tensor([[torch.nan]]), torch.tensor([1]), "sigmoid", 10) is None
+    assert count_scores(torch.tensor([[torch.nan]]), torch.tensor([1]), "sigmoid", 10) is None
 
 
 def test_the_shape_is_known_from_the_model() -> None:
     layout = Layout.of(Logistic((1, 2, 2), 7))
-    assert score_shape(TrainSettings(score_bins=50), layout) == (7, 2, 50)
-    assert score_shape(TrainSettings(), layout) is None
+    assert read_score_shape(TrainSettings(score_bins=50), layout) == (7, 2, 50)
+    assert read_score_shape(TrainSettings(), layout) is None
     with pytest.raises(ConfigError, match="score_bins = 50 needs a model that ends in a fully connected layer"):
-        score_shape(TrainSettings(score_bins=50), Layout.of(nn.Conv2d(1, 2, 3)))
+        read_score_shape(TrainSettings(score_bins=50), Layout.of(nn.Conv2d(1, 2, 3)))
 
 
 @pytest.mark.parametrize("task", ["regression", "survival", "segmentation"])

@@ -21,7 +21,7 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.params import Params
 from cfl_flare.training.learner import Learner
 from cfl_flare.training.losses import Pull
-from cfl_flare.training.resident import Adam, ResidentModel, optimizer_of
+from cfl_flare.training.resident import Adam, ResidentModel, build_optimizer
 from cfl_flare.training.runtime import Runtime, Split
 from cfl_flare.training.settings import TrainSettings, batch_bounds
 from tests.helpers.tiny import Coin
@@ -49,7 +49,7 @@ def resident() -> ResidentModel:
 
 def step_model(model: ResidentModel, settings: TrainSettings, lrs: list[float]) -> list[float]:
     """Where the hand-set gradients lead."""
-    optimizer = optimizer_of(settings, model)
+    optimizer = build_optimizer(settings, model)
     optimizer.recall({})
     for lr, values in zip(lrs, GRADIENTS):
         model.gradient.copy_(torch.tensor(values))
@@ -165,7 +165,7 @@ def test_the_norm_is_that_of_all_parameters_and_decay_is_not_clipped() -> None:
     model, settings = resident(), TrainSettings(momentum=0.0, clip_grad=1.0, weight_decay=0.5)
     before = model.parameters.tolist()
     model.gradient.copy_(torch.tensor([3.0, 0.0, 4.0, 0.0]))
-    optimizer_of(settings, model).step(0.1)
+    build_optimizer(settings, model).step(0.1)
     expected = [w - 0.1 * (g + 0.5 * w) for w, g in zip(before, (0.6, 0.0, 0.8, 0.0))]
     assert model.parameters.tolist() == pytest.approx(expected, abs=1e-6)
 
@@ -174,7 +174,7 @@ def test_what_is_held_does_not_count_in_the_norm() -> None:
     model = resident()
     before = model.parameters.tolist()
     model.gradient.copy_(torch.tensor([30.0, 40.0, 3.0, 4.0]))
-    optimizer_of(TrainSettings(momentum=0.0, clip_grad=1.0), model).step(0.1, [slice(0, 2)])
+    build_optimizer(TrainSettings(momentum=0.0, clip_grad=1.0), model).step(0.1, [slice(0, 2)])
     moves = [w - b for w, b in zip(model.parameters.tolist(), before)]
     assert moves == pytest.approx([0.0, 0.0, -0.06, -0.08], abs=1e-6)
 
@@ -197,7 +197,7 @@ def test_maml_s_outer_step_is_the_optimizer_s() -> None:
 
 def test_neighbours_with_the_same_count_are_one_slice() -> None:
     model = resident()
-    optimizer = optimizer_of(TrainSettings(optimizer="adam"), model)
+    optimizer = build_optimizer(TrainSettings(optimizer="adam"), model)
     assert isinstance(optimizer, Adam)
     memory: dict[str, Params] = {}
     optimizer.step(0.1)
@@ -320,8 +320,8 @@ def test_adapted_is_plain_gradient_descent_and_leaves_no_trace() -> None:
     memory: dict[str, Params] = {}
     learner = scalar_learner(memory, lr=0.2, momentum=0.9, weight_decay=0.5, local_steps=4, keep_momentum=True)
     start = scalar(learner, 0)
-    assert learner.adapted(start, 3, 0.7).vector == pytest.approx([sgd(0, 3, 0.7)[0]], abs=1e-6)
-    assert learner.adapted(start, 0, 0.7) is start
+    assert learner.adapt_model(start, 3, 0.7).vector == pytest.approx([sgd(0, 3, 0.7)[0]], abs=1e-6)
+    assert learner.adapt_model(start, 0, 0.7) is start
     assert memory == {}
     assert learner.trained is None
     assert start.vector == [0]
@@ -331,7 +331,7 @@ def test_adapting_moves_batchnorm_s_statistics_once_a_step() -> None:
     work = Runtime(make_cnn, TrainSettings(batch_size=8), seed=0)
     learner = Learner(work, "p", draw_image_split(20), draw_image_split(20), {})
     start = learner.initial(0)
-    adapted = learner.adapted(start, 2, 0.1)
+    adapted = learner.adapt_model(start, 2, 0.1)
     assert (adapted.counters == 2).all()
     buffers = [e for e in start.layout.entries if e.kind == "buffer"]
     assert all(not np.array_equal(adapted.vector[e.slice], start.vector[e.slice]) for e in buffers)
@@ -340,7 +340,7 @@ def test_adapting_moves_batchnorm_s_statistics_once_a_step() -> None:
 def test_a_sum_s_own_part_is_adapted_beside_the_frozen_one() -> None:
     learner = scalar_learner({}, lr=0.2)
     beside = learner.beside(scalar(learner, 0.3))
-    assert beside.adapted(scalar(learner, 0), 1, 0.5).vector == pytest.approx([-0.5 * slope(0.3)], abs=1e-6)
+    assert beside.adapt_model(scalar(learner, 0), 1, 0.5).vector == pytest.approx([-0.5 * slope(0.3)], abs=1e-6)
 
 
 # ---- Settings ----

@@ -14,7 +14,7 @@ from torch import nn
 
 from cfl_flare.core.params import Layout, Params
 from cfl_flare.methods import Contrastive, KnowledgeSharing, Proximal
-from cfl_flare.methods.slots import cluster_slot, with_parts
+from cfl_flare.methods.slots import add_parts, cluster_slot
 from cfl_flare.methods.state import Download
 from cfl_flare.models import MLP, FashionCNN
 from cfl_flare.training.learner import Learner
@@ -269,7 +269,7 @@ def numerical_gradient(function, vector: np.ndarray, eps: float = 1e-6) -> np.nd
 def make_download(bank, penalties, clusters=3) -> Download:
     own = cluster_slot(OWN)
     slots = tuple(dict.fromkeys((own, *(s for p in penalties for s in p.slots(clusters)))))
-    models = with_parts(bank, slots)
+    models = add_parts(bank, slots)
     return Download(slots, tuple(models[s] for s in slots), {"has_centres": True, "cluster_weights": WEIGHTS})
 
 
@@ -281,7 +281,7 @@ def test_one_step_goes_down_the_numerical_gradient_of_loss_and_penalties(network
     bank = draw_bank(worker)
     before = {slot: model.vector.copy() for slot, model in bank.items()}
     start = bank[cluster_slot(OWN)]
-    terms = [t for p in penalties for t in p.terms(make_download(bank, penalties), cluster_slot(OWN), 3)]
+    terms = [t for p in penalties for t in p.list_terms(make_download(bank, penalties), cluster_slot(OWN), 3)]
     moved = worker.train(start, terms).vector - start.vector
     expected = numerical_gradient(
         lambda v: compute_penalised_loss(v, start.layout, bank, penalties, activation), start.vector.astype(np.float64)
@@ -298,7 +298,7 @@ def test_a_contrast_of_representations_moves_the_backbone_alone(network):
     bank, penalty = draw_bank(worker), Contrastive(mu=2.0, on="representations")
     start = bank[cluster_slot(OWN)]
     plain = worker.train(start)
-    held = worker.train(start, penalty.terms(make_download(bank, [penalty]), cluster_slot(OWN), 3))
+    held = worker.train(start, penalty.list_terms(make_download(bank, [penalty]), cluster_slot(OWN), 3))
     np.testing.assert_array_equal(held.part("head"), plain.part("head"))
     assert np.abs(held.part("backbone") - plain.part("backbone")).max() > 1e-3
 
@@ -335,7 +335,7 @@ def test_all_compared_networks_are_in_one_mode_and_the_loss_is_of_training_mode(
     bank = {slot: shift_statistics(model, 0.1 * i) for i, (slot, model) in enumerate(draw_bank(worker).items())}
     penalty = Contrastive(mu=3.0, tau=0.2, on="representations", mode=mode)
     start = bank[cluster_slot(OWN)]
-    trained = worker.train(start, penalty.terms(make_download(bank, [penalty]), cluster_slot(OWN), 3))
+    trained = worker.train(start, penalty.list_terms(make_download(bank, [penalty]), cluster_slot(OWN), 3))
 
     inputs, labels = torch.from_numpy(x).double(), torch.from_numpy(y)
     own = load_double_cnn(start)
@@ -369,7 +369,7 @@ def test_penalties_of_parameters_never_see_buffers(penalty):
     for shift in (0.0, 5.0):
         worker = make_penalty_learner(make_cnn, x, y, lr=0.1, momentum=0.0, local_steps=3, batch_size=12)
         bank = {slot: shift_statistics(model, shift) for slot, model in draw_bank(worker).items()}
-        terms = penalty.terms(make_download(bank, [penalty]), cluster_slot(OWN), 3)
+        terms = penalty.list_terms(make_download(bank, [penalty]), cluster_slot(OWN), 3)
         trained.append(worker.train(bank[cluster_slot(OWN)], terms).part("all"))
     np.testing.assert_array_equal(*trained)
 
@@ -418,7 +418,7 @@ def test_facts_may_be_read_only():
     penalty = KnowledgeSharing(pairwise=True)
     download = make_download(bank, [penalty])
     frozen = Download(download.slots, download.models, MappingProxyType(dict(download.scalars)))
-    terms = penalty.terms(frozen, cluster_slot(OWN), 3)
+    terms = penalty.list_terms(frozen, cluster_slot(OWN), 3)
     assert len(terms) == 2
     assert np.isfinite(worker.train(bank[cluster_slot(OWN)], terms).vector).all()
 
@@ -467,7 +467,7 @@ def test_a_model_at_its_centre_has_the_centres_features(mode, cosines):
     start = with_weights(worker.initial(0), (1, 1))
     bank = {"cluster-0": with_weights(start, (1, 0)), "cluster-1": start}
     penalty = Contrastive(mu=2.0, tau=0.5, on="representations", mode=mode)
-    (term,) = map(Recording, penalty.terms(make_download(bank, [penalty], 2), cluster_slot(OWN), 2))
+    (term,) = map(Recording, penalty.list_terms(make_download(bank, [penalty], 2), cluster_slot(OWN), 2))
     worker.train(start, [term])
     each = [math.log(1 + math.exp((cosine - 1) / 0.5)) for cosine in cosines]
     assert term.values == [pytest.approx(2 * sum(each) / 2, rel=1e-5)]
@@ -482,7 +482,7 @@ def test_one_step_through_batchnorm_goes_down_the_numerical_gradient(modes):
     bank = {cluster_slot(k): Params(layout, v.astype(np.float32), np.zeros(1, np.int64)) for k, v in enumerate(vectors)}
     penalties = [Contrastive(mu=2.0, tau=0.5, on="representations", mode=mode) for mode in modes]
     start = bank[cluster_slot(OWN)]
-    terms = [t for p in penalties for t in p.terms(make_download(bank, penalties), cluster_slot(OWN), 3)]
+    terms = [t for p in penalties for t in p.list_terms(make_download(bank, penalties), cluster_slot(OWN), 3)]
     moved = worker.train(start, terms).vector - start.vector
 
     def features(vector, mode) -> np.ndarray:
@@ -515,7 +515,7 @@ def test_a_comparison_leaves_all_running_statistics_as_they_are(cls, mode):
     before = {slot: model.vector.copy() for slot, model in bank.items()}
     start, penalty = bank[cluster_slot(OWN)], Contrastive(mu=0.0, on="representations", mode=mode)
     plain = worker.train(start)
-    held = worker.train(start, penalty.terms(make_download(bank, [penalty]), cluster_slot(OWN), 3))
+    held = worker.train(start, penalty.list_terms(make_download(bank, [penalty]), cluster_slot(OWN), 3))
     np.testing.assert_array_equal(held.vector, plain.vector)
     assert held.counters.tolist() == plain.counters.tolist() == [3, 3]
     for slot, model in bank.items():
@@ -530,7 +530,9 @@ def test_without_batchnorm_and_dropout_the_mode_says_nothing(network):
     start, ways = bank[cluster_slot(OWN)], []
     for mode in MODES:
         penalty = Contrastive(mu=5.0, tau=0.2, on="representations", mode=mode)
-        ways.append(worker.train(start, penalty.terms(make_download(bank, [penalty]), cluster_slot(OWN), 3)).vector)
+        ways.append(
+            worker.train(start, penalty.list_terms(make_download(bank, [penalty]), cluster_slot(OWN), 3)).vector
+        )
     np.testing.assert_allclose(*ways, rtol=1e-5, atol=1e-6)
 
 
@@ -549,7 +551,7 @@ def test_dropout_is_the_modes_and_its_draws_are_the_participants(mode):
 
     for seed in (1, 2):
         torch.manual_seed(seed)
-        (term,) = map(Counting, penalty.terms(make_download(bank, [penalty]), cluster_slot(OWN), 3))
+        (term,) = map(Counting, penalty.list_terms(make_download(bank, [penalty]), cluster_slot(OWN), 3))
         worker.train(start, [term])
         ways.append(term.values)
     assert ways[0] == ways[1]

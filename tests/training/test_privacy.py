@@ -237,7 +237,7 @@ def test_a_proximal_term_is_added_to_the_noisy_gradient():
     from cfl_flare.methods import Download
 
     start = make_line_model(site, 0.0)
-    (term,) = site.method.terms(Download(("global",), (start,)), "global")
+    (term,) = site.method.list_terms(Download(("global",), (start,)), "global")
     assert learner.train(make_line_model(site, 0.5), [term]).vector == pytest.approx([0.5 * (1 - 0.1 * 3) ** 2])
 
 
@@ -468,7 +468,7 @@ def test_nothing_else_of_a_private_learner_answers():
     for work in (
         lambda: learner.labels,
         lambda: learner.gradient(model),
-        lambda: learner.adapted(model, 1, 0.1),
+        lambda: learner.adapt_model(model, 1, 0.1),
         lambda: learner.train(model, epochs=1),
         lambda: learner.train(model, inner_lr=0.1),
         lambda: learner.evaluate(model),

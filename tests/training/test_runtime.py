@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from cfl_flare.core.params import Params
 from cfl_flare.models import MLP, CifarCNN, FashionCNN, Logistic, Network, ResNet18
-from cfl_flare.training.ensemble import Predictor, chain, ignores_mode
-from cfl_flare.training.resident import ResidentModel, untrained
+from cfl_flare.training.ensemble import Predictor, ignores_mode, list_chain
+from cfl_flare.training.resident import ResidentModel, build_untrained
 from cfl_flare.training.runtime import Place
 
 torch.set_num_threads(1)  # as in a run: such small work only waits for a second thread
@@ -81,7 +81,7 @@ def test_batchnorms_statistics_and_counters_are_read() -> None:
 
 def test_the_flat_gradient_is_that_of_the_module() -> None:
     resident, reference = ResidentModel(make()), make()
-    params = untrained(make, 0, 0)
+    params = build_untrained(make, 0, 0)
     resident.load(params)
     reference.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in params.arrays().items()})
     x, y = batch()
@@ -118,13 +118,13 @@ def test_views_hold_through_training() -> None:
 
 def test_untrained_models_follow_from_seed_and_index_alone() -> None:
     torch.manual_seed(1)
-    one = untrained(make, 5, 2)
+    one = build_untrained(make, 5, 2)
     torch.manual_seed(2)
     state = torch.random.get_rng_state()
-    np.testing.assert_array_equal(one.vector, untrained(make, 5, 2).vector)
+    np.testing.assert_array_equal(one.vector, build_untrained(make, 5, 2).vector)
     assert torch.equal(torch.random.get_rng_state(), state)
     for seed, index in ((5, 1), (6, 2)):
-        assert not np.array_equal(one.vector, untrained(make, seed, index).vector)
+        assert not np.array_equal(one.vector, build_untrained(make, seed, index).vector)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
@@ -215,8 +215,8 @@ def with_random_statistics(model: Params, seed: int) -> Params:
 def test_stacked_models_predict_what_each_predicts_by_itself(name, count):
     make, shape = NETWORKS[name]
     resident = ResidentModel(make())
-    assert chain(resident.module) is not None
-    models = [with_random_statistics(untrained(make, 0, i), i) for i in range(count)]
+    assert list_chain(resident.module) is not None
+    models = [with_random_statistics(build_untrained(make, 0, i), i) for i in range(count)]
     x = torch.rand(25, *shape)
     together = Predictor(resident, models)(x)
     with torch.no_grad():
@@ -240,7 +240,7 @@ def test_first_layers_that_all_models_share_are_computed_once(layers, monkeypatc
     """``layers`` of them, in order, are those of the first model: none, ..., all."""
     resident = ResidentModel(Grouped())
     names = ["body.0", "body.1", "body.3", "body.5", "head"]
-    models = [with_random_statistics(untrained(Grouped, 0, i), i) for i in range(3)]
+    models = [with_random_statistics(build_untrained(Grouped, 0, i), i) for i in range(3)]
     for entry in models[0].layout.entries:
         if entry.name.rpartition(".")[0] in names[:layers]:
             for model in models[1:]:
@@ -281,9 +281,9 @@ class Odd(Network):
 )
 def test_other_modules_are_called_as_they_are(make):
     resident = ResidentModel(make())
-    assert chain(resident.module) is None
+    assert list_chain(resident.module) is None
     shape = (1, 8, 8) if isinstance(resident.module, ResNet18) else (4,)
-    models = [untrained(make, 0, i) for i in range(2)]
+    models = [build_untrained(make, 0, i) for i in range(2)]
     x = torch.rand(3, *shape)
     together = Predictor(resident, models)(x)
     with torch.no_grad():
@@ -297,13 +297,13 @@ def test_samples_are_not_changed():
     resident = ResidentModel(make())
     x = torch.rand(5, *shape) - 0.5
     before = x.clone()
-    Predictor(resident, [untrained(make, 0, 0)])(x)
+    Predictor(resident, [build_untrained(make, 0, 0)])(x)
     assert torch.equal(x, before)
 
 
 def test_a_module_that_trained_in_between_is_back_in_evaluation_mode():
     resident = ResidentModel(ResNet18((1, 8, 8), 2))
-    assert chain(resident.module) is None
+    assert list_chain(resident.module) is None
     predictor = Predictor(resident, [resident.read()])
     x = torch.rand(6, 1, 8, 8)
     before = predictor(x)
@@ -340,7 +340,7 @@ def test_which_networks_are_known_to_compute_the_same_in_both_modes(make, same):
 def test_in_training_mode_all_samples_are_one_batch(name):
     make, shape = NETWORKS[name]
     resident = ResidentModel(make())
-    models = [with_random_statistics(untrained(make, 0, i), i) for i in range(2)]
+    models = [with_random_statistics(build_untrained(make, 0, i), i) for i in range(2)]
     x = torch.rand(70, *shape)  # more than are evaluated at once
     together = Predictor(resident, models, training=True)(x)
     with torch.no_grad():

@@ -17,8 +17,8 @@ from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor
 
 from cfl_flare.core.errors import ConfigError, DataError
-from cfl_flare.training.ensemble import Ensemble, combined
-from cfl_flare.training.losses import LINKS, predicted
+from cfl_flare.training.ensemble import Ensemble, combine_outputs
+from cfl_flare.training.losses import LINKS, predict_from
 from cfl_flare.training.measures import auprc, auroc, calibration_error
 from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import (
@@ -31,8 +31,8 @@ from cfl_flare.training.tasks import (
     Segmentation,
     Survival,
     build_task,
+    compute_soft_dice,
     describe_task,
-    soft_dice,
 )
 
 RNG = np.random.default_rng(0)
@@ -110,7 +110,7 @@ def test_weights_of_two_classes_are_those_of_cross_entropy():
 def test_soft_dice_by_hand():
     """One image of two pixels; the class is certain of the first, which is of it, and half of the second, not of it."""
     outputs = torch.tensor([[[[0.0, 0.0]], [[50.0, 0.0]]]])
-    assert float(soft_dice(outputs, torch.tensor([[[1, 0]]]))) == pytest.approx((2 * 1 + 1) / (1.5 + 1 + 1))
+    assert float(compute_soft_dice(outputs, torch.tensor([[[1, 0]]]))) == pytest.approx((2 * 1 + 1) / (1.5 + 1 + 1))
 
 
 def test_cox_by_hand_without_ties():
@@ -182,7 +182,7 @@ def test_the_c_index_is_that_of_an_independent_implementation(seed):
 
 def test_measures_of_classes_are_scikit_learns():
     outputs, targets, y = sample_of("classification", 60)
-    scores, found = predicted(outputs, "softmax").numpy(), outputs.argmax(1).numpy()
+    scores, found = predict_from(outputs, "softmax").numpy(), outputs.argmax(1).numpy()
     measured = Classification().measured(outputs, targets, ("auroc", "auprc", "balanced_accuracy", "brier", "ece"))
     hot = np.eye(3)[y]
     assert measured["auroc"] == pytest.approx(sk.roc_auc_score(y, scores, multi_class="ovr"), abs=1e-6)
@@ -194,7 +194,7 @@ def test_measures_of_classes_are_scikit_learns():
 
 def test_measures_of_a_finding_are_scikit_learns():
     outputs, targets, y = sample_of("binary", 61)
-    scores = predicted(outputs, "sigmoid").numpy()[:, 0]
+    scores = predict_from(outputs, "sigmoid").numpy()[:, 0]
     task = Binary(threshold=0.4)
     found = (scores >= 0.4).astype(int)
     measured = task.measured(outputs, targets, task.measures)
@@ -213,7 +213,7 @@ def test_measures_of_a_finding_are_scikit_learns():
 
 def test_measures_of_findings_are_scikit_learns():
     outputs, targets, y = sample_of("multilabel", 50)
-    scores = predicted(outputs, "sigmoid").numpy()
+    scores = predict_from(outputs, "sigmoid").numpy()
     found = scores >= 0.5
     measured = Multilabel().measured(outputs, targets, Multilabel.measures)
     wanted = {
@@ -314,13 +314,13 @@ def test_every_measure_is_within_the_range_that_a_server_allows(name):
 def test_votes_average_predictions_and_sums_add_outputs():
     for link in LINKS:
         outputs = torch.tensor([[[0.3, -1.0]], [[2.0, 0.5]]])
-        together = combined(outputs, "probabilities", link)
-        each = torch.stack([predicted(part, link) for part in outputs]).mean(dim=0)
-        assert predicted(together, link).numpy() == pytest.approx(each.numpy(), rel=1e-5)
-        assert torch.equal(combined(outputs, "logits", link), outputs[0] + outputs[1])
+        together = combine_outputs(outputs, "probabilities", link)
+        each = torch.stack([predict_from(part, link) for part in outputs]).mean(dim=0)
+        assert predict_from(together, link).numpy() == pytest.approx(each.numpy(), rel=1e-5)
+        assert torch.equal(combine_outputs(outputs, "logits", link), outputs[0] + outputs[1])
     maps = torch.tensor(RNG.normal(size=(2, 3, 4, 5, 5)))
     wanted = maps.softmax(dim=2).mean(dim=0)
-    assert predicted(combined(maps, "probabilities"), "softmax").numpy() == pytest.approx(wanted.numpy())
+    assert predict_from(combine_outputs(maps, "probabilities"), "softmax").numpy() == pytest.approx(wanted.numpy())
     with pytest.raises(ConfigError, match=r"link = 'tanh' should be one of"):
         Ensemble([], "logits", "tanh")
 

@@ -65,7 +65,8 @@ class CrossSite(Observer):
         if self._models is None:
             left = server.travelling_models()
             clusters = [
-                cluster_slot(k) for k in range(server.method.clusters_in(server.state))
+                cluster_slot(k)
+                for k in range(server.method.count_clusters(server.state))
             ]
             models = named_models(
                 server, {k: left[k] for k in clusters if k in left} or left

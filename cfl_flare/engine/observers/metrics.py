@@ -65,7 +65,7 @@ class Metrics(Observer):
                 progress.judged_by,
             )
         }
-        clusters = server.method.clusters_in(server.state)
+        clusters = server.method.count_clusters(server.state)
         of_round = (measured.record, served, server.participants, server.state)
         return measure_round(
             *of_round, clusters, server.settings.max_weight_share, ranked.values()

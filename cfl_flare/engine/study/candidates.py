@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from cfl_flare.clustering.measures import agreement
+from cfl_flare.clustering.measures import measure_agreement
 from cfl_flare.core.config import check_run_name, require
 from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.private import Division
@@ -282,7 +282,7 @@ def random_groups(
         drawn = [int(groups[name]) for name in clusters]
         if (
             len({*clusters.values()}) < 2
-            or agreement([*clusters.values()], drawn)["ari"] <= 0
+            or measure_agreement([*clusters.values()], drawn)["ari"] <= 0
         ):
             break
     return control(groups)

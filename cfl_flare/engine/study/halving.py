@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from cfl_flare.clustering.gap import in_words
+from cfl_flare.clustering.gap import describe_note
 from cfl_flare.core.config import require
 from cfl_flare.core.errors import AbortedError, CFLError, ConfigError, RunFailedError
 from cfl_flare.core.files import atomic_write
@@ -135,7 +135,7 @@ class Study:
             search = self.trainer.search()
             journal.clusters, journal.words = (
                 int(search.note["k"]),
-                in_words(search.note),
+                describe_note(search.note),
             )
             journal.k_set, journal.assignment = search.note["set"], search.assignment
             journal.searched = search.rounds

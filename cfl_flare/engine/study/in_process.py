@@ -36,7 +36,7 @@ from cfl_flare.engine.study.candidates import (
 from cfl_flare.engine.study.halving import TEST, VALIDATION
 from cfl_flare.engine.study.journal import Search
 from cfl_flare.engine.task import Task
-from cfl_flare.methods.slots import with_parts
+from cfl_flare.methods.slots import add_parts
 from cfl_flare.results.comparison import AtHospital, Measured
 from cfl_flare.results.metrics import RoundMetrics, leading
 from cfl_flare.results.store import Checkpoint, Store, StoreError
@@ -180,7 +180,7 @@ class InProcess:
             )
             task = replace(task, questions=draws)
             result = site.carry_out(
-                name, task, with_parts(state.bank, list(task.needed)), rounds
+                name, task, add_parts(state.bank, list(task.needed)), rounds
             )
             if result.error is not None:
                 raise RunFailedError(

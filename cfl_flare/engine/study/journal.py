@@ -26,7 +26,7 @@ class Search:
     """The number of clusters, and how it was found.
 
     Attributes:
-        note: as `cfl_flare.clustering.gap.noted` has it.
+        note: as `cfl_flare.clustering.gap.describe_count` has it.
         assignment: the cluster of each hospital that answered.
         rounds: that it took.
     """

@@ -20,7 +20,7 @@ from cfl_flare.data import DataConfig, DataSource, SiteData
 from cfl_flare.data.columns import Columns
 from cfl_flare.data.numbering import renumber
 from cfl_flare.data.table import Table as PatientTable
-from cfl_flare.engine.newcomers import Finished, Newcomer, joining_rule
+from cfl_flare.engine.newcomers import Finished, Newcomer, describe_joining
 from cfl_flare.methods import METHODS, PENALTIES
 from cfl_flare.models import MODELS
 from cfl_flare.results.metrics import of_training
@@ -83,7 +83,7 @@ def onboard(arguments: argparse.Namespace) -> None:
     )
     path = run.save(newcomer, out)
     console = Console()
-    print_whole(console, newcomer_table(newcomer, joining_rule(run.method)))
+    print_whole(console, newcomer_table(newcomer, describe_joining(run.method)))
     say(console, f"model: {path}")
 
 

@@ -26,10 +26,11 @@ from cfl_flare.core.errors import ConfigError
 from cfl_flare.core.files import atomic_write, make_folder
 from cfl_flare.data.preparation import Preparation
 from cfl_flare.data.summary import FAR
-from cfl_flare.training.losses import predicted
+from cfl_flare.training.losses import predict_from
 from cfl_flare.training.tasks import LearningTask
 
-INPUT, OUTPUTS = "samples", ("predictions", "outputs")
+INPUT = "samples"
+OUTPUTS = ("predictions", "outputs")
 # What onnxruntime computes may differ from torch by this much, as a part of numbers above 1.
 TOLERANCE = 1e-5
 OF_LINK = {
@@ -46,24 +47,39 @@ class Predictor(nn.Module):
     A table's features are float64, NaN where a value is missing. Samples without a preparation are pixels.
     """
 
-    def __init__(self, model: nn.Module, link: str, preparation: Preparation | None):
+    def __init__(
+        self,
+        model: nn.Module,
+        link: str,
+        preparation: Preparation | None,
+    ):
         super().__init__()
-        self.model, self.link, self.preparation = model, link, preparation
+        self.model = model
+        self.link = link
+        self.preparation = preparation
 
     def forward(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        """Predictions and outputs of samples; NaN for pixels that nobody has scaled."""
+        """Predictions and outputs of samples; NaN for pixels that nobody has scaled.
+
+        Args:
+            samples: the number of samples.
+        """
         if self.preparation is not None:
             outputs = self.model(_filled_and_scaled(samples, self.preparation))
         else:
             x = (samples - 0.5) / 0.5
-            outputs, far = self.model(x), x.abs().flatten(1).amax(dim=1) > FAR
+            outputs = self.model(x)
+            far = x.abs().flatten(1).amax(dim=1) > FAR
             outputs = torch.where(
                 far.view(-1, *[1] * (outputs.dim() - 1)), torch.nan, outputs
             )
-        return predicted(outputs, self.link) + 0.0, outputs
+        return predict_from(outputs, self.link) + 0.0, outputs
 
 
-def _filled_and_scaled(features: Tensor, preparation: Preparation) -> Tensor:
+def _filled_and_scaled(
+    features: Tensor,
+    preparation: Preparation,
+) -> Tensor:
     """As `Preparation.apply`."""
     numbers = (preparation.fill, preparation.mean, preparation.deviation)
     fill, mean, deviation = (
@@ -95,8 +111,13 @@ class Portable:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def samples(self, count: int) -> Tensor:
-        """Random samples as the graph takes them, of a table with missing values."""
-        draws, p = np.random.default_rng(count), self.preparation
+        """Random samples as the graph takes them, of a table with missing values.
+
+        Args:
+            count: how many.
+        """
+        draws = np.random.default_rng(count)
+        p = self.preparation
         x = draws.random((count, *self.shape))
         if p is None:
             return torch.from_numpy(x).float()
@@ -107,7 +128,11 @@ class Portable:
         )
 
     def description(self, outputs: Tensor) -> dict[str, Any]:
-        """Inputs and outputs in words and numbers, for JSON; ``outputs`` are of some samples."""
+        """Inputs and outputs in words and numbers, for JSON; ``outputs`` are of some samples.
+
+        Args:
+            outputs: outputs of a model ``(n, classes, ...)``.
+        """
         of_input: dict[str, Any] = {
             "dtype": "float32",
             "values": "bytes over 255, or floats as in training",
@@ -171,7 +196,11 @@ def _features(preparation: Preparation) -> list[dict[str, Any]]:
     return features
 
 
-def write_onnx(folder: Path, name: str, portable: Portable) -> list[Path]:
+def write_onnx(
+    folder: Path,
+    name: str,
+    portable: Portable,
+) -> list[Path]:
     """Write a model as ``NAME.onnx``, and its description as ``NAME.json``.
 
     Args:
@@ -197,6 +226,9 @@ def write_onnx(folder: Path, name: str, portable: Portable) -> list[Path]:
 
 def onnx_of(portable: Portable) -> tuple[bytes, Tensor]:
     """The ONNX graph of a model, compared with it; and its outputs for two samples.
+
+    Args:
+        portable: the model with its preparation.
 
     Raises:
         ConfigError: packages are missing, torch's exporter does not take the model, or onnxruntime computes something

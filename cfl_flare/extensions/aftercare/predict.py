@@ -42,7 +42,7 @@ from cfl_flare.results.served import (
     preparation_of,
 )
 from cfl_flare.training.ensemble import Ensemble
-from cfl_flare.training.losses import predicted
+from cfl_flare.training.losses import predict_from
 from cfl_flare.training.tasks import Binary, LearningTask
 
 ARRAYS = ("images", "test_images")
@@ -262,7 +262,7 @@ def lines_of(
     if task.form == "time":
         return ["risk"], [[f"{risk:.6f}"] for risk in outputs[:, 0].tolist()]
     predictions, column = (
-        predicted(outputs, task.link),
+        predict_from(outputs, task.link),
         None if columns is None else columns.label,
     )
     title = None if column is None else f"predicted {column}"

@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
-from cfl_flare.clustering.gap import NUMBER, in_words
+from cfl_flare.clustering.gap import NUMBER, describe_note
 from cfl_flare.extensions.report import vega
 from cfl_flare.extensions.report.page import (
     CLUSTERS,
@@ -308,6 +308,6 @@ def _gaps(choice: dict[str, Any]) -> Plot | None:
     )
     text = (
         "How much tighter the participants are in that many clusters than data without clusters would be (the gap "
-        f"statistic). The dashed line is the number that the run went on with: {in_words(choice)}."
+        f"statistic). The dashed line is the number that the run went on with: {describe_note(choice)}."
     )
     return Plot("The gap by number of clusters", text, spec, Table(columns, rows))

@@ -38,8 +38,8 @@ from cfl_flare.flare.client_api.rules import HOW_TO_EVALUATE
 from cfl_flare.methods import Update
 from cfl_flare.methods.clove import LOSSES
 from cfl_flare.methods.slots import (
-    by_number,
     cluster_slot,
+    sort_by_number,
 )
 from cfl_flare.results.metric_names import best_end
 
@@ -328,7 +328,7 @@ class Scripts:
         ) -> None:
             task, samples = tasks[name], self._server.participants[name].samples
             losses = np.array(
-                [self._assign.loss(values[slot]) for slot in by_number(values)],
+                [self._assign.loss(values[slot]) for slot in sort_by_number(values)],
                 np.float32,
             )
             served = (

@@ -15,7 +15,7 @@ from cfl_flare.engine.plan import AssignSettings
 from cfl_flare.engine.server import Server
 from cfl_flare.engine.site import Task
 from cfl_flare.methods import describe_method
-from cfl_flare.methods.slots import HAS_CENTRES, travelling, with_parts
+from cfl_flare.methods.slots import HAS_CENTRES, add_parts, list_travelling
 
 PENALTY_META = "cfl_penalty"
 
@@ -56,9 +56,9 @@ def describe_loss(
     for penalty in method.penalties:
         if has_centres or not penalty.of_clusters:
             needed += penalty.slots(method.clusters)
-    travel = travelling([trained, *dict.fromkeys(needed)])
+    travel = list_travelling([trained, *dict.fromkeys(needed)])
     others = [slot for slot in travel if slot != trained]
-    models = with_parts(server.state.bank, others)
+    models = add_parts(server.state.bank, others)
     content = {
         "own": trained,
         "slots": [slot for slot in dict.fromkeys(needed) if slot != trained],

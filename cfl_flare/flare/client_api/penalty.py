@@ -16,7 +16,7 @@ from cfl_flare.core.network_arrays import live_state
 from cfl_flare.core.params import Layout
 from cfl_flare.flare.client_api.messages import PENALTY_META
 from cfl_flare.methods import Download, build_method
-from cfl_flare.methods.slots import with_parts
+from cfl_flare.methods.slots import add_parts
 from cfl_flare.training.losses import Step, Term
 
 
@@ -88,12 +88,12 @@ def _begin(
             "state_dict() the script sends"
         ) from error
     slots = (content["own"], *content["slots"])
-    models = with_parts(models, slots)
+    models = add_parts(models, slots)
     download = Download(
         slots, tuple(models[slot] for slot in slots), content["scalars"]
     )
     method = build_method(content["method"])
-    return _Round(received, layout, method.terms(download, content["own"]))
+    return _Round(received, layout, method.list_terms(download, content["own"]))
 
 
 def _flat(parameter: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from cfl_flare.core.config import require
 from cfl_flare.methods import Method, Proximal
 
 # Steps on the site: a script trains and measures the one model that it is sent, as `Method` does if none is overridden.
-ON_SITE = ("local_update", "serve", "finetuned")
+ON_SITE = ("local_update", "serve", "finetune_served")
 HOW_TO_EVALUATE = """
     input_model = flare.receive()
     model.load_state_dict(input_model.params)
@@ -115,7 +115,7 @@ def evaluate_module(script: str, name: str) -> Path:
 
 def has_terms(method: Method) -> bool:
     """Whether the method adds to the loss, by penalties or by itself."""
-    return bool(method.penalties) or type(method).terms is not Method.terms
+    return bool(method.penalties) or type(method).list_terms is not Method.list_terms
 
 
 def check_script(

@@ -18,7 +18,7 @@ from cfl_flare.data.preparation import Preparation
 from cfl_flare.extensions.aftercare.onnx_graph import Portable, onnx_of, write_onnx
 from cfl_flare.models import MODELS
 from cfl_flare.training.ensemble import Ensemble
-from cfl_flare.training.losses import predicted
+from cfl_flare.training.losses import predict_from
 from cfl_flare.training.tasks import Classification, Multilabel, Regression, Segmentation, Survival
 
 IMAGE = (1, 28, 28)
@@ -80,9 +80,9 @@ def test_several_voting_models_are_one_graph(task, vote):
     x = torch.rand(5, 1, 2, 2)
     with torch.no_grad():
         each = torch.stack([part((x - 0.5) / 0.5) for part in parts])
-    voted = predicted(each.sum(0), task.link)
+    voted = predict_from(each.sum(0), task.link)
     if vote == "probabilities":
-        voted = torch.stack([predicted(one, task.link) for one in each]).mean(0)
+        voted = torch.stack([predict_from(one, task.link) for one in each]).mean(0)
     np.testing.assert_allclose(run_onnx(content, x)[0], voted.numpy(), atol=1e-5, rtol=1e-5)
 
 

@@ -30,7 +30,7 @@ from cfl_flare.results.bootstrap import interval
 from cfl_flare.results.curves import CURVES, Curve, Curves, save_curves
 from cfl_flare.results.run_dir import Run, load_run
 from cfl_flare.results.tables import results_table
-from cfl_flare.training.bootstrap import drawn_rows, replicates
+from cfl_flare.training.bootstrap import draw_rows, replicates
 from cfl_flare.training.tasks import build_task
 from tests.helpers import made
 from tests.helpers.made import change
@@ -121,7 +121,7 @@ def test_few_benign_cases_make_no_hospital_the_worst(tmp_path):
         targets = torch.from_numpy(np.arange(60) >= benign).long()
         outputs = torch.from_numpy(np.where(right == targets.numpy(), 3.0, -3.0)).float()[:, None]
         measures = ["macro_f1", "supported_f1"]
-        points, rows = task.measured(outputs, targets, measures), drawn_rows(0, name, "", 60, 200)
+        points, rows = task.measured(outputs, targets, measures), draw_rows(0, name, "", 60, 200)
         drawn = replicates(task, outputs, targets, measures, rows)
         ends = {m: interval(np.array(drawn[m], np.float64), points[m], m) for m in measures}
         served = {f"served_{m}": points[m] for m in measures}
