@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from cfl_flare.core.errors import ConfigError
+from cfl_flare.engine.site import check_dp
 from cfl_flare.engine.study.prevalence import Prevalence, average_labels, fits, get_bias, invert_link
 from cfl_flare.models import MLP
 from cfl_flare.results.comparison import AtHospital
 from cfl_flare.results.decision import decide
 from cfl_flare.results.study import Entrant
+from cfl_flare.training.settings import TrainSettings
 from cfl_flare.training.tasks import Binary, Classification, Multilabel, Regression, Survival
 from tests.helpers.play import host_people, play_rounds
 
@@ -41,6 +44,12 @@ def test_hospitals_count_by_their_samples():
     tested = host_people()[0].test.y
     loss = last.answers[host_people()[0].name].metrics["served_loss"]
     assert loss == pytest.approx(-np.log(shares[tested]).mean(), rel=1e-5)
+
+
+def test_dp_refuses_a_mean_without_noise():
+    training = TrainSettings(dp="epsilon=3")
+    with pytest.raises(ConfigError, match="dp does not go with method prevalence"):
+        check_dp(Prevalence(), training, Classification(), MLP([4], 2, hidden=[]))
 
 
 def test_a_network_without_a_last_bias_has_no_such_candidate():

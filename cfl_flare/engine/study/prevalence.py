@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from cfl_flare.core.params import Layout, Params
-from cfl_flare.methods import Download, FedAvg, ServerState, Update
+from cfl_flare.methods import Download, FedAvg, ServerState, Traits, Update
 from cfl_flare.methods.slots import GLOBAL
 from cfl_flare.results.study import PREVALENCE
 from cfl_flare.training.learner import Learner
@@ -34,6 +34,11 @@ class Prevalence(FedAvg):
 
     name: ClassVar[str] = PREVALENCE
     paper: ClassVar[str] = "baseline"
+
+    @property
+    def traits(self) -> Traits:
+        # The mean label travels without noise, so that differential privacy has no mechanism for it.
+        return replace(super().traits, queries=None)
 
     def start(
         self, initial: Callable[[int], Params], participants: Sequence[str] = ()
