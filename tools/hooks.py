@@ -43,7 +43,8 @@ from cfl_flare.core.settings import Setting as Stated
 from cfl_flare.core.settings import settings_of as stated
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Combination, Method, Penalty
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+BENCHMARKS = str(Path(__file__).resolve().parents[1] / "benchmarks")
+sys.path.insert(0, BENCHMARKS)
 
 import cited
 from reports import BUILT, write_all
@@ -97,6 +98,8 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages and pictures that lie outside ``docs``, or are written for the site."""
+    if BENCHMARKS not in sys.path:  # MkDocs takes it away after it has loaded this module
+        sys.path.insert(0, BENCHMARKS)
     write_all()
     for folder in (ROOT, BUILT):
         for path in (path for pattern in OUTSIDE for path in sorted(folder.glob(pattern))):
