@@ -43,14 +43,14 @@ from cfl_flare.core.settings import Setting as Stated
 from cfl_flare.core.settings import settings_of as stated
 from cfl_flare.methods import COMBINATIONS, METHODS, PENALTIES, Combination, Method, Penalty
 
-BENCHMARKS = str(Path(__file__).resolve().parents[1] / "benchmarks")
-sys.path.insert(0, BENCHMARKS)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import cited
 from reports import BUILT, write_all
 
 log = logging.getLogger("mkdocs.hooks.cfl_flare")
 ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = str(ROOT / "benchmarks")
 # What the site shows of the repository beside its docs.
 OUTSIDE = (
     "CHANGELOG.md",

@@ -174,15 +174,20 @@ def check_types(instance: Any, where: str) -> None:
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
-        choices = field.metadata.get(SETTING, {}).get("choices")
+        stated = field.metadata.get(SETTING, {})
+        choices = stated.get("choices")
         if value is not None and choices:
             continue  # the setting's bounds name the choices
-        if not _accepts(value, hints[field.name]):
-            name = field.metadata.get(SETTING, {}).get("name") or field.name
+        if _accepts(value, hints[field.name]):
+            continue
+        name = stated.get("name") or field.name
+        if choices:
+            wanted = " or ".join(map(repr, choices))
+        else:
             wanted = str(field.type).removeprefix("<class '").removesuffix("'>")
-            raise ConfigError(
-                f"{where}: {name} = {value!r} should be {wanted}, not {type(value).__name__}"
-            )
+        raise ConfigError(
+            f"{where}: {name} = {value!r} should be {wanted}, not {type(value).__name__}"
+        )
 
 
 def check_settings(instance: Any, where: str) -> None:

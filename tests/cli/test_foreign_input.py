@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import save_file
-from tests.cli.test_predict import write_digits_npz
 
 from cfl_flare.core.arrays import load_arrays, save_arrays
 from cfl_flare.results.run_dir import load_run
 from tests.helpers.needs import needs_extension
 from tests.helpers.processes import bomb, odd_files, run_commands
+from tests.helpers.served import write_digits_npz
 
 Runs = Callable[[str], Path]
 # Imported, this module would leave a file where it is; nothing may import it.

@@ -148,9 +148,7 @@ def test_the_first_help_fits_one_screen_and_the_full_one_has_every_option(name, 
 
 
 def test_every_command_is_in_the_reference_page():
-    headings = re.findall(r"^## cfl-flare (.+)$", REFERENCE.read_text(), re.MULTILINE)
-    assert parser().commands().keys() <= {*headings}
-    assert len({*headings}) == len(headings)
+    assert "<!-- help: all -->\n<!-- end -->" in REFERENCE.read_text()
 
 
 # ---- Settings files ----
@@ -212,7 +210,7 @@ def test_every_option_of_a_command_is_read_again_as_it_was(name, tmp_path):
     write_config(arguments, tmp_path / CONFIG)
     again = with_config(parser(), [name, "--config", str(tmp_path / CONFIG), *(["--job", "jobs"] * (name == "study"))])
     first, second = (
-        {k: list(v) if v == () else v for k, v in vars(values).items() if k not in ("config", "parser")}
+        {k: list(v) if v == () else v for k, v in vars(values).items() if k not in ("config", "parser", "execute")}
         for values in (arguments, again)
     )
     assert first == second

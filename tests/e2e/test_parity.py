@@ -34,11 +34,11 @@ from cfl_flare.results.run_dir import Run, load_run
 from cfl_flare.results.served import load_model
 from cfl_flare.results.study import load_study
 from cfl_flare.training.settings import TrainSettings
-from tests.cli.test_predict import check_reported
 from tests.e2e.plugin import Series
 from tests.helpers.kits import TRAINING, of_sites, plan_digits_run
 from tests.helpers.loop import run_loop
 from tests.helpers.play import DATA, MODEL
+from tests.helpers.served import check_reported
 
 pytestmark = pytest.mark.slow
 

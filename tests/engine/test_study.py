@@ -450,7 +450,8 @@ def test_small_hospitals_with_few_deaths_cannot_tell_and_say_on_how_many_that_re
     trainer = InProcess(plan(**more, model=Logistic([4], 2), key_metric="accuracy"), tmp_path)
     study = Study(trainer, first_candidates(trainer.module), StudySettings(rungs=1, fewest_events=10))
     accuracy = study.run()
-    assert accuracy.sentences()[0].startswith("Cannot tell whether to cluster: accuracy 0.")
+    assert accuracy.sentences()[0].startswith("Use none of these models yet: ")
+    assert accuracy.unsure.startswith("accuracy 0.")
     found = {split: trainer.measured(study.candidates[1], 2, split) for split in ("validation", "test")}
     for split, measured in found.items():
         counts = {data.name: np.bincount(data.test.y, minlength=2).tolist() for data in trainer.hosted(split)}

@@ -17,6 +17,7 @@ from nvflare.security.security import COMMAND_CATEGORIES
 from cfl_flare.cli import main, site_check
 from cfl_flare.core.errors import ClassError, ConfigError
 from cfl_flare.data import SOURCES
+from cfl_flare.engine.study.prevalence import Prevalence
 from cfl_flare.flare import ClusteredController, ClusteredExecutor, ClusteringAggregator, ClusterModelPersistor
 from cfl_flare.flare.allowed import CLASSES, CODE, OF_FLARE, READS, Policy, permitted_roles
 from cfl_flare.flare.client_api.private import LedgerFilter
@@ -163,7 +164,7 @@ def test_the_list_has_each_class_that_a_job_may_name_and_no_function():
     found = {f"{cls.__module__}.{cls.__qualname__}" for cls in (*SOURCES.values(), *MODELS.values())}
     found |= {
         f"{cls.__module__}.{cls.__qualname__}"
-        for cls in (*COMPONENTS, *STUDY, EgressFilter, LedgerFilter, NamedArrays, ServerRun)
+        for cls in (*COMPONENTS, *STUDY, Prevalence, EgressFilter, LedgerFilter, NamedArrays, ServerRun)
     }
     assert found == set(CLASSES) and len(CLASSES) == len(found)
 

@@ -504,7 +504,7 @@ def test_the_gradient_beside_a_frozen_model_is_that_of_finite_differences(module
         ({"lam": float("inf")}, "lam = inf should be >= 0"),
         ({"lam": "0.1"}, "lam = '0.1' should be float"),
         ({"updates": "both"}, "updates = 'both' should be 'simultaneous' or"),
-        ({"updates": None}, "updates = None should be str"),
+        ({"updates": None}, "updates = None should be 'simultaneous' or 'alternating', not NoneType"),
         ({"step": "half"}, "step = 'half' should be 'normalised' or"),
         ({"weighting": "uniform"}, "weighting belongs to the methods in it"),
         ({"penalties": [Contrastive()]}, "belong to the methods inside it"),

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cli.test_predict import write_digits_npz
 
 from cfl_flare.cli import main
 from cfl_flare.cli.specs import build_named
@@ -41,6 +40,7 @@ from cfl_flare.results.store import state_metadata, state_of
 from cfl_flare.training.ensemble import Served
 from tests.helpers.needs import needs_extension
 from tests.helpers.play import assert_same_bank, play_rounds
+from tests.helpers.served import write_digits_npz
 from tests.helpers.tiny import LAYOUT, answer_round, coin, initial, make_coin_learner, start_server, step_method, update
 from tests.methods.test_contract import run_contract_loop
 

@@ -31,13 +31,13 @@ from cfl_flare.extensions.aftercare.predict import read_rows
 from cfl_flare.methods import FedAvg
 from cfl_flare.results.model_file import read_model
 from cfl_flare.results.run_dir import load_run
-from cfl_flare.training.runtime import Split
 from cfl_flare.training.settings import TrainSettings
 from tests.data.test_kinds import FORMATS, write_column
 from tests.engine.test_private import SPECS
 from tests.engine.test_tasks import Made, model_of
 from tests.helpers.loop import build_from_spec, kept_files, run_loop, run_of
 from tests.helpers.play import DATA, MODEL
+from tests.helpers.served import check_reported, write_digits_npz
 
 ALL = [*SPECS, "fedds:k=2", "feddsmic:k=2", "fedcuau:k=2", "fedcuau:k=2,base={'method':'fedper'}"]
 FEW = DataConfig(4, "iid", min_samples=2)
@@ -62,27 +62,6 @@ def run_spec(text: str, folder: Path, private: str | None = None, source: DataSo
     }
     run_loop(method=method, training=training, folder=folder, private=private, **given)
     return folder
-
-
-def check_reported(folder: Path, served: Path | None = None, source: DataSource | None = None) -> None:
-    """Every participant's own model measures on its own test split what the run reported of it.
-
-    Args:
-        folder: the run's.
-        served: where the participants' models are, if not there.
-        source: what was dealt out; None for digits.
-    """
-    summary = load_run(folder).summary
-    task, data = TrainSettings(**summary["training"]).built_task(), DataConfig(**summary["data"])
-    hosted = {one.name: one for one in data.host(source or Digits(), "local", 0, 1)}
-    assert len(hosted) == len(summary["participants"]) > 1
-    for reported in summary["participants"]:
-        split = Split.of(hosted[reported["name"]].test.x, hosted[reported["name"]].test.y, task=task)
-        with torch.no_grad():
-            measured = task.measured(load_model(served or folder, participant=reported["name"])(split.x), split.y)
-        assert measured
-        for name, value in measured.items():
-            assert reported[f"served_{name}"] == pytest.approx(value, abs=1e-5), (reported["name"], name)
 
 
 # ---- What participants reported ----
@@ -242,18 +221,6 @@ def test_a_participant_of_a_clustered_run_needs_no_slot(tmp_path, capsys):
 # ---- onboard ----
 
 
-def write_digits_npz(path: Path, size: int = 8, top: int = 9, count: int = 40) -> Path:
-    """Digits of one participant in MedMNIST's layout."""
-    train, test = Digits().load()
-    arrays = {}
-    for name, samples in (("train", train), ("test", test)):
-        some = samples.take(np.random.default_rng(0).permutation(len(samples))[:count])
-        arrays[f"{name}_images"] = np.pad((255 * some.x[:, 0]).astype(np.uint8), ((0, 0), *[(0, size - 8)] * 2))
-        arrays[f"{name}_labels"] = np.where(some.y == 9, top, some.y)
-    np.savez(path, **arrays)
-    return path
-
-
 @pytest.mark.parametrize("name", ["wecfl", "fedavg+", "fedavg", "fedper"])
 def test_onboard_saves_a_model_that_predicts_as_it_says(
     runs: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -266,7 +233,6 @@ def test_onboard_saves_a_model_that_predicts_as_it_says(
     row = next(line for line in said.splitlines() if line.startswith("ward"))
     assert ("no clusters" in row) == (name != "wecfl")
     assert ("closest in direction" in row) == (name == "wecfl")
-    import torch
 
     arrays = np.load(data)
     model = read_model(out / "model.safetensors")
