@@ -99,7 +99,7 @@ def test_finetune_serves_one_more_local_round_and_forgets_it():
 def test_finetuning_is_held_near_the_global_model():
     """Step 1 starts at the anchor: no pull. At (1/2, -1/2) the gradient is (p0 - 1, 1 - p0), the pull (1/8, -1/8)."""
     work = make_coin_learner([0], steps=2)
-    served = Finetune(pull=0.25).predictor(work, Download(("global",), (coin(0, 0),)))
+    served = Finetune(pull=0.25).build_predictor(work, Download(("global",), (coin(0, 0),)))
     p0 = 1 / (1 + np.exp(-1.0))
     expected = 0.5 - (p0 - 1) - 0.25 * 0.5
     (model,) = Served.of(served).models
