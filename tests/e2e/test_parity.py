@@ -95,7 +95,7 @@ def test_a_job_finds_what_the_loop_finds(tmp_path):
     training, server = {"lr": 0.1, "local_steps": 5}, {"num_rounds": 4, "sample": 8}
     loop, through = both_ways(tmp_path, AUTO, DataConfig(12, PARTITION), training, server)
     one, other = load_run(loop), load_run(through)
-    assert one.name == other.name == "ifca-auto (K=3 found)"
+    assert one.name == other.name and one.name.startswith("ifca-auto (") and "K=3" in one.name
     assert one.rounds[1]["number_of_clusters"] == other.rounds[1]["number_of_clusters"]
     assert [len(r["trained"]) for r in other.rounds] == [8, 12, 8, 8]
     assert one.assignments == other.assignments
@@ -402,7 +402,8 @@ def test_hospitals_take_part_in_a_study_that_is_submitted_once(trial, capsys):
     assert verdict["sentences"][0] in capsys.readouterr().out
     for site in trial.sites:
         held = trial.state_root(site) / "ward-study" / site
-        assert {path.parents[1].name for path in held.glob("*/served/*.safetensors")} == set(verdict["tested"])
+        served = {path.parents[1].name for path in held.glob("*/served/*.safetensors")}
+        assert {name.partition("-pull-")[0] for name in served} == set(verdict["tested"])
         assert (
             main(["predict", str(held / "local"), "--data", str(trial.data[site]), "--out", str(held / "a.csv")]) == 0
         )
