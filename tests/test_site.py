@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.shared import make_once
+
 ROOT = Path(__file__).parents[1]
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -64,13 +66,16 @@ class Quiet(SimpleHTTPRequestHandler):
         """Says nothing."""
 
 
+def build_site(folder: Path) -> None:
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the documentation's site."""
     pytest.importorskip("mkdocs")
-    folder = tmp_path_factory.mktemp("site")
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True)
+    folder = make_once(tmp_path_factory, "site", build_site)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"

@@ -30,6 +30,7 @@ from cfl_flare.flare import ClusteredRecipe
 from cfl_flare.models import Logistic
 from tests.e2e.deployment import GUIDE, ROOT, SERVER, TRUSTING, Deployment, until, write_hospitals
 from tests.helpers.processes import can_mount
+from tests.helpers.shared import make_once
 
 LINES = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text()).splitlines()
 STEPS = [line.split(" ", 1) for line in LINES if line and not line.startswith("#")]
@@ -109,10 +110,7 @@ def test_the_unit_is_one_of_systemd_s(tmp_path):
     assert done.returncode == 0 and "flare.service" not in done.stderr, done.stderr
 
 
-@pytest.fixture(scope="module")
-def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheelhouse of cfl_flare and one package that it requires."""
-    folder = tmp_path_factory.mktemp("wheelhouse") / "wheelhouse"
+def fill_wheelhouse(folder: Path) -> None:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
         [str(ROOT / ".ci" / "wheelhouse"), str(folder), "packaging"], capture_output=True, text=True, env=environment
@@ -120,7 +118,12 @@ def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if done.returncode and "No matching distribution" in done.stderr:
         pytest.skip("no index has the wheel of packaging")
     assert done.returncode == 0, done.stderr
-    return folder
+
+
+@pytest.fixture(scope="module")
+def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheelhouse of cfl_flare and one package that it requires."""
+    return make_once(tmp_path_factory, "wheelhouse", fill_wheelhouse)
 
 
 @pytest.mark.slow
