@@ -560,7 +560,7 @@ BAD = {
         *[({"mu": v}, f"mu = {v!r} should be float, not ") for v in ("0.5", True, None, [0.5])],
         ({"scope": "tail"}, "scope = 'tail' should be one of 'all', 'fc', 'head', 'backbone'"),
         ({"scope": ["head"]}, "scope = ['head'] should be one of 'all', "),
-        ({"scope": None}, "scope = None should be str, not NoneType"),
+        ({"scope": None}, "scope = None should be 'all' or 'fc' or 'head' or 'backbone', not NoneType"),
         ({"lam": 1}, "unknown setting 'lam'; it has: scope, mu"),
     ],
     "contrastive": [
