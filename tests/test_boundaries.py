@@ -6,20 +6,17 @@ Of the bindings of the package, benchmarks and examples, at most one in a hundre
 """
 
 import ast
-import io
 import re
 import subprocess
 import sys
-import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from token import DEDENT, ENDMARKER, INDENT, NEWLINE
-from tokenize import COMMENT, NL
 
 import pytest
 
 from cfl_flare.extensions import list_extensions
+from tests.helpers.style import count_lines
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "cfl_flare"
@@ -122,31 +119,13 @@ def test_the_rooms_are_the_folders():
     assert there == {*ROOMS, *LEAVES, CORE, EXTENSIONS}
 
 
-def lines_of_code(text: str) -> set[int]:
-    """The numbers of the lines that are no comment, no docstring and not empty."""
-    silent = {COMMENT, NL, NEWLINE, INDENT, DEDENT, ENDMARKER}
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in silent:
-            lines |= set(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
-            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    return lines
-
-
-def test_lines_of_code_are_no_comments_and_docstrings():
-    text = '"""A module."""\n\n# why\ndef add(a):\n    """Add\n    one."""\n    return (\n        a + 1\n    )\n'
-    assert lines_of_code(text) == {4, 7, 8, 9}
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_every_file_has_its_licence_and_fits_a_head(path):
     text = path.read_text()
     assert text.startswith(
         "# SPDX-FileCopyrightText: 2026 The cfl_flare authors\n# SPDX-License-Identifier: Apache-2.0\n"
     )
-    assert len(lines_of_code(text)) <= 400
+    assert count_lines(text, ast.parse(text)) <= 400
 
 
 # ---- What processes import ----

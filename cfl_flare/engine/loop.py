@@ -27,7 +27,7 @@ from cfl_flare.engine.plan import RunPlan
 from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import Site
-from cfl_flare.extensions import ServerRun, create_observers
+from cfl_flare.extensions import PlannedRun, create_observers
 from cfl_flare.methods import Participant, describe_method
 from cfl_flare.results.ancestry import ANCESTRY, Ancestor, Ancestry, hash_split
 from cfl_flare.results.curves import Scored
@@ -114,7 +114,7 @@ def run_loop(
         site.score_shape, runtime.task.link, settings.floor.sites, real=False
     )
     observers = [
-        *create_observers(ServerRun(training, settings)),
+        *create_observers(PlannedRun(training, settings)),
         *observers_of(scored=scored, bootstrap=training.bootstrap),
         Membership(training.membership),
     ]

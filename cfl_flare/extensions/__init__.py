@@ -16,6 +16,7 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -57,7 +58,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class ServerRun:
+class PlannedRun:
     """A run that a server is about to start.
 
     Attributes:
@@ -101,7 +102,7 @@ class Extension:
             command: its parser. The default ``execute`` is the command's function of the parsed arguments.
         """
 
-    def create_observers(self, run: ServerRun) -> Sequence[Observer]:
+    def create_observers(self, run: PlannedRun) -> Sequence[Observer]:
         """Create the observers of a run. They come before those that write the record of a round.
 
         Args:
@@ -176,28 +177,24 @@ def sort_by_need(extensions: Mapping[str, Extension]) -> Sequence[Extension]:
         extensions: by name.
 
     Returns:
-        The extensions. Those that do not depend on each other keep their order.
+        The extensions, in an order that depends on these alone.
 
     Raises:
         ConfigError: one requires an extension that is not installed, or two require each other.
     """
-    ordered: dict[str, Extension] = {}
-
-    def place(name: str, needed_by: Sequence[str]) -> None:
-        if name in ordered:
-            return
-        circle = f"extensions: {name} is invalid: it requires itself by {needed_by}"
-        require(name not in needed_by, circle)
-        for other in extensions[name].requires:
+    for name, extension in extensions.items():
+        for other in extension.requires:
             missing = f"extensions: {name} is invalid: it requires {other}, which is not installed"
             hint = f"hint: install the extension {other}, or remove {name}"
             require(other in extensions, f"{missing}\n{hint}")
-            place(other, (*needed_by, name))
-        ordered[name] = extensions[name]
-
-    for name in extensions:
-        place(name, ())
-    return tuple(ordered.values())
+    needs = {name: extension.requires for name, extension in extensions.items()}
+    try:
+        ordered = [*TopologicalSorter(needs).static_order()]
+    except CycleError as error:
+        _, circle = error.args
+        reason = f"extensions: {circle[0]} is invalid: it requires itself by {circle}"
+        raise ConfigError(reason) from error
+    return tuple(extensions[name] for name in ordered)
 
 
 def read_settings(name: str, values: Mapping[str, Any], where: str) -> Any:
@@ -258,7 +255,7 @@ def present_results(folder: Path, runs: Sequence[Run] = ()) -> list[str]:
     return remarks
 
 
-def create_observers(run: ServerRun) -> list[Observer]:
+def create_observers(run: PlannedRun) -> list[Observer]:
     """Create the observers of all extensions for a run; see `Extension.create_observers`."""
     observers: list[Observer] = []
     for extension in list_extensions():

@@ -31,7 +31,7 @@ from cfl_flare.engine.server import Equipment, Server
 from cfl_flare.engine.settings import ServerSettings
 from cfl_flare.engine.site import check_private
 from cfl_flare.engine.task import Task
-from cfl_flare.extensions import ServerRun, create_observers
+from cfl_flare.extensions import PlannedRun, create_observers
 from cfl_flare.flare import wire
 from cfl_flare.flare.compat import component_policy, simulated
 from cfl_flare.flare.policy import limited_paths
@@ -209,7 +209,7 @@ class ClusteringAggregator(ModelAggregator):
         of_scores = (shape, task.link, settings.floor.sites)
         scored = None if shape is None else Scored.of(*of_scores, not simulated(fl_ctx))
         ranges = task.ranges(training.measures) if self.ranged else None
-        of_extensions = create_observers(ServerRun(training, settings))
+        of_extensions = create_observers(PlannedRun(training, settings))
         asking = observers_of(ranges, scored, training.bootstrap, start.drawn)
         equipment = replace(
             equipment,

@@ -147,21 +147,21 @@ class Contest:
             own: a model of each hospital's own; None if all were dropped.
         """
         chosen = one
-        steps = []
+        challenges = []
         if clustered is not None:
-            steps = [self._step(clustered, one)]
+            challenges = [self._challenge(clustered, one)]
             if self.random is not None:
-                steps.append(self._step(clustered, self.random))
-            if all(step.wins for step in steps):
+                challenges.append(self._challenge(clustered, self.random))
+            if all(challenge.wins for challenge in challenges):
                 chosen = clustered
         if own is not None:
-            steps.append(self._step(own, chosen))
-            if steps[-1].wins:
+            challenges.append(self._challenge(own, chosen))
+            if challenges[-1].wins:
                 chosen = own
-        return Choice(one, clustered, own, chosen, tuple(steps))
+        return Choice(one, clustered, own, chosen, tuple(challenges))
 
-    def _step(self, entrant: Entrant, reference: Entrant) -> Step:
-        return Step(entrant, reference, self.compare_tests(entrant, reference))
+    def _challenge(self, entrant: Entrant, reference: Entrant) -> Challenge:
+        return Challenge(entrant, reference, self.compare_tests(entrant, reference))
 
     def compare_tests(self, entrant: Entrant, reference: Entrant) -> Comparison:
         """Compare two candidates on test samples."""
@@ -169,7 +169,7 @@ class Contest:
 
 
 @dataclass(frozen=True)
-class Step:
+class Challenge:
     """A candidate that has to be clearly better than a simpler one on test samples."""
 
     entrant: Entrant
@@ -190,14 +190,14 @@ class Choice:
         clustered: the preferred candidate with clusters; None without any.
         own: the preferred way to give each hospital a model of its own; None without any.
         chosen: one of these three.
-        steps: the comparisons that led to it.
+        challenges: the comparisons that led to it.
     """
 
     one: Entrant
     clustered: Entrant | None
     own: Entrant | None
     chosen: Entrant
-    steps: tuple[Step, ...]
+    challenges: tuple[Challenge, ...]
 
     @property
     def other(self) -> Entrant:
@@ -220,10 +220,10 @@ class Choice:
                     references.append(rest.random)
                 if all(rest.compare_tests(rival, own).low > 0 for own in references):
                     return name_choice(rival)
-        for step in self.steps:
-            if step.wins and step.entrant.kind <= self.chosen.kind:
-                left = rest.compare_tests(step.entrant, step.reference)
-                if left.low <= 0 and 2 * left.gain < step.apart.gain:
+        for challenge in self.challenges:
+            if challenge.wins and challenge.entrant.kind <= self.chosen.kind:
+                left = rest.compare_tests(challenge.entrant, challenge.reference)
+                if left.low <= 0 and 2 * left.gain < challenge.apart.gain:
                     return "less than half of that gain"
         return ""
 
@@ -382,17 +382,19 @@ def _explain_doubt(
     clustered = choice.clustered
     if clustered is None or choice.chosen.clusters:
         return ""
-    lost = [step for step in choice.steps if step.entrant == clustered]
-    open_steps = [step for step in lost if not step.wins]
-    if choice.chosen != choice.one or not open_steps:
+    lost = [
+        challenge for challenge in choice.challenges if challenge.entrant == clustered
+    ]
+    unmet = [challenge for challenge in lost if not challenge.wins]
+    if choice.chosen != choice.one or not unmet:
         apart = contest.compare_tests(clustered, choice.chosen)
-        open_steps = [Step(clustered, choice.chosen, apart)]
-    step = open_steps[0]
-    if step.apart.high <= matters:
+        unmet = [Challenge(clustered, choice.chosen, apart)]
+    challenge = unmet[0]
+    if challenge.apart.high <= matters:
         return ""
     return (
-        f"{clustered.title} may be better than {step.reference.title} by up to {figure(step.apart.high)} of "
-        f"{plain(metric, 60)}, and {figure(matters)} matters; {_suggest_more(step.apart, matters)}"
+        f"{clustered.title} may be better than {challenge.reference.title} by up to {figure(challenge.apart.high)} of "
+        f"{plain(metric, 60)}, and {figure(matters)} matters; {_suggest_more(challenge.apart, matters)}"
     )
 
 
